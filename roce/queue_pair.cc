@@ -1,0 +1,89 @@
+#include "roce/queue_pair.h"
+
+#include <algorithm>
+
+namespace millrace::roce {
+
+QueuePair::QueuePair(const QueuePairConfig& config, Time now)
+    : config_(config),
+      responder_(config.expected_psn, config.requester.mtu),
+      requester_(config.requester),
+      heard_(now) {}
+
+Reception QueuePair::receive(const Packet& p, Time now) {
+  if (p.src_ip != config_.wire.path.dst_ip) return Reception::kSourceMismatch;
+  if (((p.bth->pkey.value() ^ config_.wire.pkey) & 0x7FFF) != 0) return Reception::kPkeyMismatch;
+  if (p.opcode() == Opcode::kCnp) {
+    requester_.congestion(now);
+    return Reception::kCongestion;
+  }
+  if (!p.op->rc) return Reception::kBadOpcode;
+  if (p.op->response) {
+    if (p.opcode() != Opcode::kAcknowledge) return Reception::kBadOpcode;
+    heard_ = now;
+    requester_.acknowledge(p.psn(), p.aeth->syndrome, now);
+    return Reception::kResponse;
+  }
+  heard_ = now;
+  switch (responder_.arrive(p)) {
+    case Arrival::kNew:
+      return Reception::kNewRequest;
+    case Arrival::kDuplicate:
+      return Reception::kDuplicate;
+    case Arrival::kGap:
+      return Reception::kGap;
+    case Arrival::kGapQuiet:
+      return Reception::kGapQuiet;
+    case Arrival::kInvalid:
+      return Reception::kInvalid;
+  }
+  return Reception::kInvalid;
+}
+
+bool QueuePair::emit(FramePool& pool, Crc32Combine& combine, uint32_t budget, Time now, FrameList& out) {
+  if (responder_.acknowledgement_owed()) {
+    Frame frame;
+    const Acknowledgement ack = *responder_.take_acknowledgement();
+    TransportFields f;
+    f.opcode = Opcode::kAcknowledge;
+    f.dest_qp = config_.wire.remote_qpn;
+    f.pkey = config_.wire.pkey;
+    f.psn = ack.psn;
+    f.syndrome = ack.syndrome;
+    f.msn = ack.msn;
+    frame = build(pool, config_.wire.path, f, {});
+    if (frame) {
+      out.push(std::move(frame));
+      const uint8_t kind = ack.syndrome & 0xE0;
+      (kind == 0 ? acks_sent_ : kind == kRnrNak ? rnr_naks_sent_ : naks_sent_)++;
+    }
+    // A lost acknowledgement is no more than that: the peer repeats and is acknowledged again.
+  }
+  requester_.transmit(config_.wire, pool, combine, budget, now, out);
+  return requester_.wants_to_send();
+}
+
+void QueuePair::tick(Time now) {
+  requester_.tick(now);
+  if (over() || !requester_.idle() || now - heard_ < config_.probe_after) return;
+  // rkey, address and length 0: any NIC acknowledges it, and it touches no memory (IBA 9.7.4.1.6).
+  WorkRequest probe;
+  probe.kind = WorkRequest::Kind::kWrite;
+  probe.id = kProbeId;
+  if (requester_.post(std::move(probe))) probes_sent_++;
+}
+
+Time QueuePair::next_deadline() const {
+  if (over()) return kNever;
+  const Time probe = requester_.idle() ? heard_ + config_.probe_after : kNever;
+  const Time since = requester_.waiting_since();
+  const Time dead = since == kNever ? kNever : since + config_.peer_dead;
+  return std::min({requester_.next_deadline(), probe, dead});
+}
+
+bool QueuePair::dead(Time now) const {
+  const Time since = requester_.waiting_since();
+  return since != kNever && now - since >= config_.peer_dead;
+}
+
+}  // namespace millrace::roce

@@ -1,0 +1,75 @@
+// A reliable connection's queue pair: responder and requester behind one door, with what belongs to neither:
+// who may speak to it (source address, P_Key), liveness, and the order in which it sends. Used alike by the
+// switch and by hosts' soft transport. Pure; one thread.
+#pragma once
+
+#include "roce/rc_requester.h"
+#include "roce/rc_responder.h"
+
+namespace millrace::roce {
+
+struct QueuePairConfig {
+  Qpn local;
+  Wire wire;
+  Psn expected_psn;
+  RequesterConfig requester;
+  Time probe_after = std::chrono::seconds(1);  // of silence, with nothing owed: a zero-length RDMA WRITE
+  Time peer_dead = std::chrono::seconds(5);    // owed and no sign: the peer is dead
+};
+
+// The id that a probe completes with.
+inline constexpr uint64_t kProbeId = UINT64_MAX;
+
+// What a packet turned out to be.
+enum class Reception : uint8_t {
+  kNewRequest,  // the caller answers through responder(): accept(), not_ready() or refuse()
+  kResponse,    // an ACK or NAK, done
+  kCongestion,  // a CNP, done
+  kDuplicate,   // the rest: done, drop the packet
+  kGap,
+  kGapQuiet,
+  kInvalid,  // refused, the queue pair is over
+  kSourceMismatch,
+  kPkeyMismatch,
+  kBadOpcode,
+};
+
+class QueuePair {
+ public:
+  QueuePair(const QueuePairConfig& config, Time now);
+
+  Reception receive(const Packet& packet, Time now);
+  // Sends the acknowledgement owed and up to `budget` packets of requests. True when more could be sent at
+  // once (the budget or the pool ran out).
+  bool emit(FramePool& pool, Crc32Combine& combine, uint32_t budget, Time now, FrameList& out);
+  // Timers; call when next_deadline() has passed, then emit().
+  void tick(Time now);
+  Time next_deadline() const;
+
+  // No acknowledgement for peer_dead although one is owed.
+  bool dead(Time now) const;
+  // A NAK of either direction has ended it.
+  bool over() const { return requester_.failed() || responder_.over(); }
+  bool wants_to_emit() const { return responder_.acknowledgement_owed() || requester_.wants_to_send(); }
+
+  RcResponder& responder() { return responder_; }
+  RcRequester& requester() { return requester_; }
+  const RcRequester& requester() const { return requester_; }
+  const RcResponder& responder() const { return responder_; }
+  Qpn local() const { return config_.local; }
+  const Wire& wire() const { return config_.wire; }
+  Time heard() const { return heard_; }  // when the last valid packet came
+  uint64_t acks_sent() const { return acks_sent_; }
+  uint64_t naks_sent() const { return naks_sent_; }
+  uint64_t rnr_naks_sent() const { return rnr_naks_sent_; }
+  uint64_t probes_sent() const { return probes_sent_; }
+
+ private:
+  QueuePairConfig config_;
+  RcResponder responder_;
+  RcRequester requester_;
+  Time heard_;
+  uint64_t acks_sent_ = 0, naks_sent_ = 0, rnr_naks_sent_ = 0, probes_sent_ = 0;
+};
+
+}  // namespace millrace::roce

@@ -1,0 +1,138 @@
+// The requester half of a reliable connection: work requests in order, packets out, acknowledgements in,
+// go-back-N, RNR waits and timers (IBA vol. 1, 9.7.2 to 9.7.8). Pure. Everything is reserved at construction;
+// nothing is allocated per request or packet.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "roce/build.h"
+#include "roce/packet.h"
+
+namespace millrace::roce {
+
+struct WorkRequest {
+  enum class Kind : uint8_t { kSend, kWrite, kWriteImmediate };
+  Kind kind = Kind::kSend;
+  bool ack_request = true;  // on its last packet
+  uint64_t id = 0;          // the caller's, given back on completion
+  // The message, gathered from two places that stay untouched until completion. With `shared`, it is one
+  // packet whose payload is parts[0], inside that buffer, sent without a copy; `payload_crc` is crc32(0,
+  // parts[0]).
+  std::array<std::span<const uint8_t>, 2> parts;
+  FrameRef shared;
+  uint32_t payload_crc = 0;
+  uint64_t remote_address = 0;
+  uint32_t rkey = 0;
+  uint32_t immediate = 0;
+
+  size_t bytes() const { return parts[0].size() + parts[1].size(); }
+};
+
+// Everything that one connection's packets have in common.
+struct Wire {
+  Path path;
+  Qpn remote_qpn;
+  uint16_t pkey = kDefaultPkey;
+};
+
+struct RequesterConfig {
+  Psn first_psn;
+  uint32_t mtu = 4096;                                      // path MTU, bytes
+  uint32_t requests_max = 64;                               // work requests outstanding
+  uint32_t packets_max = 4096;                              // packets sent and not acknowledged, < 2^23
+  Time retransmit_timeout = std::chrono::milliseconds(67);  // doubled per repeat, up to eight times
+};
+
+struct RequesterCounters {
+  uint64_t packets_sent = 0, retransmitted = 0, timeouts = 0, tail_probes = 0, acks = 0, naks = 0,
+           rnr_naks = 0, stale_acks = 0, not_built = 0;
+};
+
+class RcRequester {
+ public:
+  explicit RcRequester(const RequesterConfig& config);
+
+  // false: the queue is full.
+  bool post(WorkRequest request);
+  // Sends what may be sent, up to `budget` packets; returns how many were.
+  uint32_t transmit(const Wire& wire, FramePool& pool, Crc32Combine& combine, uint32_t budget, Time now,
+                    FrameList& out);
+  // An ACK or NAK of this connection (also AETHs of unknown kind).
+  void acknowledge(Psn psn, uint8_t syndrome, Time now);
+  // Takes all packets of requests up to and including `id` as acknowledged: the peer has shown by other means
+  // that it has them. Nothing happens when no such request is outstanding.
+  void acknowledge_through(uint64_t id, Time now);
+  // A CNP arrived: fewer packets in flight, at most halved once per 50 µs; ACKs bring them back one per
+  // round.
+  void congestion(Time now);
+  // Runs the timers; call when next_deadline() has passed.
+  void tick(Time now);
+  Time next_deadline() const;
+
+  // Completed requests, oldest first.
+  bool next_completion(uint64_t& id);
+
+  bool failed() const { return failed_; }  // a NAK that ends the queue pair
+  uint8_t fail_syndrome() const { return fail_syndrome_; }
+  bool outstanding() const { return una_ != highest_; }  // something was sent and is not acknowledged
+  bool idle() const { return head_ == tail_; }           // no request is left
+  // Since when the peer owes an acknowledgement without having given any sign; kNever when nothing is owed.
+  Time waiting_since() const { return outstanding() ? waiting_since_ : kNever; }
+  // A packet could leave now, were there frames for it.
+  bool wants_to_send() const {
+    if (failed_ || rnr_until_ != kNever) return false;
+    if (probe_due_ && outstanding()) return true;
+    return cursor_ != tail_ &&
+           (at(cursor_).first + cursor_packet_).distance(una_) < static_cast<int32_t>(window_);
+  }
+  Psn next_psn() const { return end_psn_; }
+  const RequesterCounters& counters() const { return counters_; }
+  uint32_t room() const { return config_.requests_max - static_cast<uint32_t>(tail_ - completed_); }
+
+ private:
+  struct Posted {
+    WorkRequest request;
+    Psn first;
+    uint32_t packets = 0;
+  };
+  Posted& at(uint64_t n) { return ring_[n & mask_]; }
+  const Posted& at(uint64_t n) const { return ring_[n & mask_]; }
+  bool send_packet(const Posted& posted, uint32_t index, bool probe, const Wire& wire, FramePool& pool,
+                   Crc32Combine& combine, FrameList& out);
+  void advance(Psn una, Time now);  // everything before `una` is acknowledged
+  void go_back(Psn psn);
+  void sample(Time rtt);
+  Time tail_timeout() const;
+
+  RequesterConfig config_;
+  std::vector<Posted> ring_;
+  uint64_t mask_;
+  // Counting positions in the ring: completed_ ≤ head_ ≤ cursor_ ≤ tail_.
+  uint64_t completed_ = 0;  // reported by next_completion()
+  uint64_t head_ = 0;       // oldest not wholly acknowledged
+  uint64_t cursor_ = 0;     // next to send, from packet cursor_packet_
+  uint64_t tail_ = 0;
+  uint32_t cursor_packet_ = 0;
+  Psn una_;      // oldest unacknowledged
+  Psn highest_;  // one past the newest ever sent
+  Psn end_psn_;  // one past the newest posted
+
+  Time waiting_since_{};
+  Time timer_ = kNever;       // retransmission
+  Time tail_timer_ = kNever;  // one probe of the newest packet, before the retransmission timer
+  Time rnr_until_ = kNever;
+  uint32_t backoff_ = 0;
+  uint32_t window_;             // packets in flight allowed, ≤ packets_max
+  uint32_t window_credit_ = 0;  // acknowledged packets towards the next increase
+  Time congestion_until_{};
+  bool probe_due_ = false;
+  Time rtt_smooth_{}, rtt_variance_{};
+  Psn sample_psn_;
+  Time sample_sent_ = kNever;
+  bool failed_ = false;
+  uint8_t fail_syndrome_ = 0;
+  RequesterCounters counters_;
+};
+
+}  // namespace millrace::roce
