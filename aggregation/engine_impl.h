@@ -1,0 +1,87 @@
+// The engine's insides, shared by engine.cc (packets and timers), engine_segment.cc (the data path),
+// engine_join.cc (how groups come to be) and engine_end.cc (how they end). Nobody else includes this.
+#pragma once
+
+#include <map>
+#include <random>
+#include <unordered_map>
+
+#include "aggregation/group.h"
+
+namespace millrace::aggregation {
+
+struct Engine::Impl {
+  Impl(const EngineConfig& config, FramePool& pool);
+
+  // engine.cc
+  void receive(Frame frame, const roce::Packet& packet, Time now, FrameList& out);
+  void poll(Time now, FrameList& out);
+  Time next_deadline() const;
+  void handle_cm_events(Time now, FrameList& out);
+  void tick(Time now);
+  void tick_group(Group& group, Time now);
+  void queue(Link& link);  // has something to send
+  static void forget_completions(Link& link);
+  void send_cnp(Link& link, Time now, FrameList& out);
+  static void add_counts(const roce::QueuePair& qp, Counters& counters);
+  Counters totals() const;
+  std::vector<GroupInfo> groups_info(Time now) const;
+
+  // engine_segment.cc
+  void handle_request(Link& link, Frame frame, const roce::Packet& packet, Time now);
+  bool begin_segment(Link& link, const roce::Packet& packet, Time now);
+  void contribute(Link& link, Frame frame, std::span<uint8_t> data);
+  void release_chunk(Group& group, uint8_t stripe, SegmentSlot& slot, uint32_t chunk);
+
+  // engine_join.cc
+  void join(const roce::CmEvent& request, Time now, FrameList& out);
+  void admit(const roce::CmEvent& request, const JoinRequest& join, Time now, FrameList& out);
+  Group* form(const GroupKey& key, const JoinRequest& join, Time now, JoinReject& refusal);
+  bool authorised(const roce::CmEvent& request, const JoinRequest& join) const;
+  void refuse(roce::CmId id, const JoinReject& refusal, Time now, FrameList& out);
+  void start(Group& group);
+  void settle_contested(Time now, FrameList& out);
+  uint64_t memory_needed(uint16_t world, uint8_t stripes) const;
+  uint32_t chunks_per_segment() const { return ChunkMap{config.mtu}.count(config.segment_bytes); }
+
+  // engine_end.cc
+  void fail(Group& group, Code code, std::vector<uint16_t> ranks, const std::string& text, Time now);
+  void breach(Link& link, const std::string& what, Time now);
+  void lost(Link& link, const std::string& how, Time now);
+  void leave(Link& link, bool goodbye, Time now);
+  void disagree(Link& link, uint64_t segment, Time now);
+  void resolve_disagreement(Group& group, Time now);
+  bool in_progress(const Group& group) const;
+  void bury(Time now, FrameList& out);
+  std::string describe(const Member& member) const;
+
+  EngineConfig config;
+  FramePool& pool;
+  roce::CmAgent cm;
+  roce::Crc32Combine combine;
+  Counters counters;  // without what the queue pairs count themselves
+  std::mt19937_64 random;
+  uint32_t next_qpn, next_group;
+  std::unordered_map<uint32_t, std::unique_ptr<Group>> groups;  // by id
+  std::map<GroupKey, Group*> table;                             // those that can be joined
+  std::unordered_map<uint32_t, Link*> by_qpn, by_cm;
+  uint64_t memory = 0;
+  // Joins of a rank that is taken: the old connection is probed meanwhile.
+  struct Contested {
+    roce::CmEvent request;
+    JoinRequest join;
+    uint32_t old_qpn;
+    Time asked, until;
+  };
+  std::list<Contested> contested;
+  std::vector<uint32_t> ended;  // groups to destroy outside packet handling
+  // Links with something to send, first in first out. A link stands in it at most once; the ring's room is
+  // reserved as links are made, so that receive() does not allocate.
+  std::vector<Link*> active;
+  size_t active_head = 0, active_size = 0;
+  Time next_tick = kNever;
+  Time polled{};
+  bool shutting_down = false;
+};
+
+}  // namespace millrace::aggregation

@@ -1,0 +1,100 @@
+// Where chunks meet: one stripe's ring of segment slots. A slot gathers one segment from all members, chunk
+// by chunk; the first contribution's frame is the accumulator. Used by the engine on the hot path; everything
+// is reserved when the group is admitted.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "aggregation/protocol.h"
+#include "aggregation/reduce.h"
+#include "roce/frame.h"
+
+namespace millrace::aggregation {
+
+// The byte range of one packet of a segment. Chunk 0 shares its packet with the segment header.
+struct Chunk {
+  FrameRef frame;  // of the first contribution; its payload becomes the result
+  std::span<uint8_t> data;
+  uint32_t contributions = 0;
+};
+
+struct SegmentSlot {
+  uint64_t counter = 0;  // which segment of the stripe
+  uint32_t headers = 0;  // members whose first packet has come; 0: the slot is free
+  uint32_t chunks_released = 0;
+  Time since{};                       // when the first header came
+  bool straggling = false;            // counted as such
+  std::vector<SegmentHeader> header;  // by rank
+  std::vector<bool> present;          // by rank
+  uint16_t first_rank = 0;            // whose header is the reference
+  Reducer reducer;                    // of the reference's datatype and operator
+  std::vector<Chunk> chunks;
+
+  const SegmentHeader& reference() const { return header[first_rank]; }
+};
+
+// How a segment of `payload` bytes is cut by the path MTU: chunk 0 is MTU − 64 bytes, later ones the MTU.
+struct ChunkMap {
+  uint32_t mtu;
+  uint32_t count(uint32_t payload) const {
+    return payload <= mtu - kSegmentHeaderBytes ? 1 : 2 + (payload - (mtu - kSegmentHeaderBytes) - 1) / mtu;
+  }
+  uint32_t offset(uint32_t chunk) const { return chunk == 0 ? 0 : chunk * mtu - kSegmentHeaderBytes; }
+  uint32_t bytes(uint32_t chunk, uint32_t payload) const {
+    const uint32_t end = (chunk + 1) * mtu - kSegmentHeaderBytes;
+    return (end < payload ? end : payload) - offset(chunk);
+  }
+};
+
+// The ring. Since members' packets come in order and a chunk is complete only with all of them, chunks
+// complete in order: segment `released` is always the oldest one incomplete.
+class SlotRing {
+ public:
+  // `window` slots of `chunks` chunks each for `world` members.
+  SlotRing(uint16_t window, uint32_t chunks, uint16_t world, uint32_t mtu)
+      : slots_(window), wide_(static_cast<size_t>(window) * chunks * (mtu / 2)), chunks_(chunks), mtu_(mtu) {
+    for (SegmentSlot& s : slots_) {
+      s.header.resize(world);
+      s.present.resize(world);
+      s.chunks.resize(chunks);
+    }
+  }
+  static uint64_t bytes(uint16_t window, uint32_t chunks, uint16_t world, uint32_t mtu) {
+    return static_cast<uint64_t>(window) *
+           (world * (kSegmentHeaderBytes + 1) + chunks * (sizeof(Chunk) + 2 * mtu));
+  }
+
+  // A member may send segment s once s − window has been released.
+  bool admits(uint64_t segment) const { return segment < released_ + slots_.size(); }
+  SegmentSlot& slot(uint64_t segment) { return slots_[segment % slots_.size()]; }
+  const SegmentSlot& slot(uint64_t segment) const { return slots_[segment % slots_.size()]; }
+  // The wide accumulator (f32) of a chunk, for types that are summed in a wider one.
+  float* wide(uint64_t segment, uint32_t chunk) {
+    return wide_.data() + ((segment % slots_.size()) * chunks_ + chunk) * (mtu_ / 2);
+  }
+  uint64_t released() const { return released_; }
+  void release(SegmentSlot& slot) {
+    slot.headers = 0;
+    slot.chunks_released = 0;
+    slot.straggling = false;
+    slot.present.assign(slot.present.size(), false);
+    released_++;
+  }
+  // Drops everything that is gathered; the frames go back to their pools.
+  void clear() {
+    for (SegmentSlot& s : slots_) {
+      for (Chunk& c : s.chunks) c = Chunk{};
+      s.headers = 0;
+    }
+  }
+  size_t window() const { return slots_.size(); }
+
+ private:
+  std::vector<SegmentSlot> slots_;
+  std::vector<float> wide_;
+  uint32_t chunks_, mtu_;
+  uint64_t released_ = 0;
+};
+
+}  // namespace millrace::aggregation
