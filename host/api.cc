@@ -1,0 +1,481 @@
+// The C API of millrace.h: checks arguments, keeps the sentence of each thread's last failure, does
+// communicators of one rank on the spot, and hands everything else to the context. No exception crosses it.
+
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <new>
+#include <string>
+
+#include "host/context.h"
+#include "host/millrace.h"
+#include "roce/error.h"
+
+using millrace::Error;
+using millrace::ErrorCode;
+using millrace::IpAddress;
+using millrace::host::CommunicatorConfig;
+using millrace::host::Context;
+using millrace::host::LinkStats;
+using millrace::host::Membership;
+using millrace::host::Registration;
+namespace aggregation = millrace::aggregation;
+
+struct mr_context {
+  explicit mr_context(const std::string& device, std::string why)
+      : context(device), reason(std::move(why)), name("soft: " + reason) {}
+  Context context;
+  const std::string reason;
+  std::mutex mutex;        // of the two names
+  std::string name;        // until there is a device; stays, since callers may hold its address
+  std::string final_name;  // with the device
+  std::atomic<int> communicators{0};
+};
+
+struct mr_comm {
+  mr_context* context = nullptr;
+  Membership* membership = nullptr;  // none: this is the only rank
+  int rank = 0, size = 1;
+  std::atomic<bool> aborted{false};
+  std::atomic<uint64_t> operations{0};  // of a communicator of one rank
+};
+
+struct mr_memory {
+  mr_context* context;
+  Registration* registration;
+};
+
+namespace {
+
+constexpr const char* kAborted = "the communicator was aborted (mr_abort)";
+
+thread_local std::string last_error;
+
+mr_status refuse(mr_status status, std::string sentence) {
+  last_error = std::move(sentence);
+  return status;
+}
+mr_status misused(std::string sentence) { return refuse(MR_ERR_USAGE, std::move(sentence)); }
+
+mr_status status_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kUsage:
+    case ErrorCode::kConfig:
+      return MR_ERR_USAGE;
+    case ErrorCode::kUnreachable:
+      return MR_ERR_UNREACHABLE;
+    case ErrorCode::kRefused:
+      return MR_ERR_REFUSED;
+    default:
+      return MR_ERR_SYSTEM;
+  }
+}
+
+// Runs the body of an API function; what it throws becomes a status and this thread's last error.
+template <typename F>
+mr_status guarded(F body) noexcept {
+  try {
+    try {
+      return body();
+    } catch (const Error& e) {
+      return refuse(status_of(e.code()), e.what());
+    } catch (const std::bad_alloc&) {
+      return refuse(MR_ERR_SYSTEM, "out of memory");
+    } catch (const std::exception& e) {
+      return refuse(MR_ERR_SYSTEM, e.what());
+    }
+  } catch (...) {  // not even memory for the sentence
+    return MR_ERR_SYSTEM;
+  }
+}
+
+std::string reason_for_soft(const char* transport) {
+  if (transport != nullptr && std::strcmp(transport, "soft") == 0) return "asked for";
+  std::error_code ignored;
+  std::filesystem::directory_iterator devices("/sys/class/infiniband", ignored);
+  return devices == std::filesystem::directory_iterator{}
+             ? "no RDMA device (asked for auto)"
+             : "this version has no other transport (asked for auto)";
+}
+
+// "10.77.0.100", "fd77::100", "10.77.0.100:18600", "[fd77::100]:18600".
+void parse_switch_address(std::string_view text, CommunicatorConfig& config) {
+  std::string_view host = text, port;
+  bool bracketed = text.starts_with('[');
+  size_t colon = text.rfind(':');
+  if (bracketed) {
+    size_t end = text.find(']');
+    host = end == text.npos ? "" : text.substr(1, end - 1);
+    if (end != text.npos && end + 1 < text.size()) port = text.substr(end + 1);
+  } else if (colon != text.npos && text.find(':') == colon) {  // one colon: no IPv6 address has so few
+    host = text.substr(0, colon);
+    port = text.substr(colon);
+  }
+  auto wrong = [&](const char* why) {
+    return Error(ErrorCode::kUsage, "switch address \"" + std::string(text) + "\": " + why);
+  };
+  std::optional<IpAddress> address = IpAddress::parse(host);
+  if (!address || (bracketed && address->is_v4()))
+    throw wrong("give an IPv4 or IPv6 address, with a port as 10.77.0.100:18600 or [fd77::100]:18600");
+  static constexpr uint8_t kV4Broadcast[4] = {255, 255, 255, 255};
+  static constexpr uint8_t kV4Any[4] = {};
+  if (address->is_multicast() || address->is_zero() || *address == IpAddress::from_v4(kV4Broadcast) ||
+      *address == IpAddress::from_v4(kV4Any))
+    throw wrong("this is no address of one host");
+  config.switch_address = *address;
+  if (port.empty()) return;
+  auto [end, error] = std::from_chars(port.data() + 1, port.data() + port.size(), config.port);
+  if (port[0] != ':' || error != std::errc{} || end != port.data() + port.size() || config.port == 0)
+    throw wrong("its port must be a number from 1 to 65535");
+}
+
+CommunicatorConfig checked(const mr_comm_config& c) {
+  auto usage = [](const std::string& sentence) { return Error(ErrorCode::kUsage, sentence); };
+  if (c.size < 1 || c.size > UINT16_MAX)
+    throw usage("size is " + std::to_string(c.size) + ": a communicator has 1 to 65535 ranks");
+  if (c.rank < 0 || c.rank >= c.size)
+    throw usage("rank is " + std::to_string(c.rank) + ": ranks go from 0 to size - 1, which is " +
+                std::to_string(c.size - 1));
+  if (c.stripes < 0 || c.stripes > static_cast<int>(aggregation::kStripesMax))
+    throw usage("stripes is " + std::to_string(c.stripes) + ": 1 to 16, or 0 for 1");
+  if (c.connect_timeout_ms < 0 || c.join_timeout_ms < 0)
+    throw usage("a time-out is negative: milliseconds, or 0 for the default");
+  CommunicatorConfig config;
+  std::memcpy(config.key.data(), c.key, sizeof c.key);
+  config.rank = static_cast<uint16_t>(c.rank);
+  config.world = static_cast<uint16_t>(c.size);
+  if (c.stripes) config.stripes = static_cast<uint8_t>(c.stripes);
+  config.tenant = c.tenant;
+  if (c.secret != nullptr) config.secret = c.secret;
+  if (c.connect_timeout_ms) config.connect_timeout = std::chrono::milliseconds(c.connect_timeout_ms);
+  if (c.join_timeout_ms) config.join_timeout = std::chrono::milliseconds(c.join_timeout_ms);
+  if (c.switch_address != nullptr)
+    parse_switch_address(c.switch_address, config);
+  else if (c.size > 1)
+    throw usage("switch_address is NULL: a communicator of more than one rank needs its switch's");
+  return config;
+}
+
+// The communicator's end, as an error of the call at hand; MR_OK while it can be used.
+mr_status ended(const mr_comm& comm) {
+  if (comm.membership == nullptr) return comm.aborted ? refuse(MR_ERR_ABORTED, kAborted) : MR_OK;
+  mr_status status = comm.membership->status();
+  return status == MR_OK ? MR_OK : refuse(status, comm.membership->text());
+}
+
+// One rank's own result is its contribution.
+void do_locally(mr_comm& comm, mr_request& request) {
+  auto& operation = request.operation;
+  if (operation.bytes && operation.recv != operation.send)
+    std::memcpy(operation.recv, operation.send, operation.bytes);
+  operation.sequence = comm.operations++;
+  operation.status = MR_OK;
+  operation.done = true;
+  request.path = "local";
+  request.state = MR_OK;
+}
+
+mr_status start(mr_comm& comm, std::unique_ptr<mr_request> made, mr_request** request) {
+  if (mr_status status = ended(comm); status != MR_OK) return status;
+  if (comm.membership == nullptr)
+    do_locally(comm, *made);
+  else
+    comm.context->context.submit(comm.membership, made.get());
+  *request = made.release();
+  return MR_OK;
+}
+
+mr_status wait_for(mr_request* request, std::string& text) {
+  int state;
+  while ((state = request->state.load(std::memory_order_acquire)) == MR_IN_PROGRESS)
+    request->state.wait(MR_IN_PROGRESS, std::memory_order_acquire);
+  text = std::move(request->operation.text);
+  request->release();
+  return static_cast<mr_status>(state);
+}
+
+// A C caller's enum holds whatever the caller has put there; as a C++ enum it must not even be looked at.
+template <typename E>
+int number_of(const E& value) {
+  static_assert(sizeof(E) == sizeof(int));
+  int number;
+  std::memcpy(&number, &value, sizeof number);
+  return number;
+}
+
+bool overlap(const void* send, const void* recv, uint64_t bytes) {
+  auto a = reinterpret_cast<uintptr_t>(send), b = reinterpret_cast<uintptr_t>(recv);
+  return a < b ? b - a < bytes : a - b < bytes;
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* mr_version(void) { return MILLRACE_VERSION; }
+
+const char* mr_status_text(mr_status status) {
+  switch (number_of(status)) {
+    case MR_OK:
+      return "ok";
+    case MR_IN_PROGRESS:
+      return "in progress";
+    case MR_ERR_USAGE:
+      return "usage";
+    case MR_ERR_SYSTEM:
+      return "system";
+    case MR_ERR_UNREACHABLE:
+      return "unreachable";
+    case MR_ERR_REFUSED:
+      return "refused";
+    case MR_ERR_MISMATCH:
+      return "mismatch";
+    case MR_ERR_MEMBER_LOST:
+      return "member lost";
+    case MR_ERR_LATE:
+      return "late";
+    case MR_ERR_ABORTED:
+      return "aborted";
+    case MR_ERR_PROTOCOL:
+      return "protocol";
+  }
+  return "unknown";
+}
+
+const char* mr_last_error(void) { return last_error.c_str(); }
+
+mr_status mr_init(const mr_context_config* config, mr_context** context) {
+  return guarded([&] {
+    if (context == nullptr) return misused("mr_init: context is NULL");
+    *context = nullptr;
+    const char* transport = config ? config->transport : nullptr;
+    if (transport && std::strcmp(transport, "soft") != 0 && std::strcmp(transport, "auto") != 0)
+      return misused("transport \"" + std::string(transport) + "\" is not in this version: soft, or auto");
+    std::string device = config && config->device ? config->device : "";
+    *context = new mr_context(device, reason_for_soft(transport));
+    return MR_OK;
+  });
+}
+
+mr_status mr_finalize(mr_context* context) {
+  return guarded([&] {
+    if (context == nullptr) return misused("mr_finalize: context is NULL");
+    if (int n = context->communicators)
+      return misused("mr_finalize: " + std::to_string(n) +
+                     " of the context's communicators must be destroyed first");
+    delete context;
+    return MR_OK;
+  });
+}
+
+const char* mr_transport_name(mr_context* context) {
+  if (context == nullptr) return "";
+  const char* name = context->name.c_str();
+  guarded([&] {
+    std::string device = context->context.device_text();
+    if (device.empty()) return MR_OK;
+    std::lock_guard lock(context->mutex);
+    if (context->final_name.empty()) context->final_name = "soft on " + device + ": " + context->reason;
+    name = context->final_name.c_str();
+    return MR_OK;
+  });
+  return name;
+}
+
+mr_status mr_comm_create(mr_context* context, const mr_comm_config* config, mr_comm** comm) {
+  return guarded([&] {
+    if (comm == nullptr) return misused("mr_comm_create: comm is NULL");
+    *comm = nullptr;
+    if (context == nullptr || config == nullptr) return misused("mr_comm_create: context or config is NULL");
+    CommunicatorConfig checked_config = checked(*config);
+    auto made = std::make_unique<mr_comm>();
+    made->context = context;
+    made->rank = config->rank;
+    made->size = config->size;
+    if (config->size > 1) {
+      made->membership = context->context.join(checked_config);
+      if (mr_status status = made->membership->status(); status != MR_OK) {
+        last_error = made->membership->text();
+        context->context.leave(made->membership);
+        return status;
+      }
+    }
+    context->communicators++;
+    *comm = made.release();
+    return MR_OK;
+  });
+}
+
+mr_status mr_comm_destroy(mr_comm* comm) {
+  return guarded([&] {
+    if (comm == nullptr) return misused("mr_comm_destroy: comm is NULL");
+    if (comm->membership) comm->context->context.leave(comm->membership);
+    comm->context->communicators--;
+    delete comm;
+    return MR_OK;
+  });
+}
+
+mr_status mr_abort(mr_comm* comm) {
+  return guarded([&] {
+    if (comm == nullptr) return misused("mr_abort: comm is NULL");
+    comm->aborted = true;
+    if (comm->membership) comm->context->context.abort(comm->membership, kAborted);
+    return MR_OK;
+  });
+}
+
+mr_status mr_comm_error(mr_comm* comm, const char** text) {
+  if (text) *text = "";
+  if (comm == nullptr) return guarded([] { return misused("mr_comm_error: comm is NULL"); });
+  if (comm->membership == nullptr) {
+    if (comm->aborted && text) *text = kAborted;
+    return comm->aborted ? MR_ERR_ABORTED : MR_OK;
+  }
+  mr_status status = comm->membership->status();
+  if (status != MR_OK && text) *text = comm->membership->text().c_str();
+  return status;
+}
+
+mr_status mr_comm_get_stats(mr_comm* comm, mr_comm_stats* stats) {
+  return guarded([&] {
+    if (comm == nullptr || stats == nullptr) return misused("mr_comm_get_stats: comm or stats is NULL");
+    LinkStats s;
+    if (comm->membership) s = comm->context->context.stats(comm->membership);
+    *stats = {s.packets_sent,  s.packets_received,  s.retransmitted,       s.timeouts,
+              s.naks_received, s.rnr_naks_received, s.duplicates_received, s.out_of_sequence};
+    return MR_OK;
+  });
+}
+
+int mr_comm_rank(const mr_comm* comm) { return comm ? comm->rank : -1; }
+int mr_comm_size(const mr_comm* comm) { return comm ? comm->size : -1; }
+
+mr_status mr_register(mr_context* context, void* address, size_t bytes, mr_memory** memory) {
+  return guarded([&] {
+    if (memory == nullptr) return misused("mr_register: memory is NULL");
+    *memory = nullptr;
+    if (context == nullptr) return misused("mr_register: context is NULL");
+    if (address == nullptr || bytes == 0)
+      return misused("mr_register: there is no memory at NULL or of 0 bytes");
+    if (bytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(address))
+      return misused("mr_register: address + bytes is beyond the end of memory");
+    auto made = std::make_unique<mr_memory>(mr_memory{context, nullptr});
+    made->registration = context->context.register_memory(address, bytes);
+    *memory = made.release();
+    return MR_OK;
+  });
+}
+
+mr_status mr_deregister(mr_memory* memory) {
+  return guarded([&] {
+    if (memory == nullptr) return misused("mr_deregister: memory is NULL");
+    if (!memory->context->context.deregister_memory(memory->registration))
+      return misused("mr_deregister: operations are in flight in this memory: wait for them first");
+    delete memory;
+    return MR_OK;
+  });
+}
+
+mr_status mr_all_reduce(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, mr_op op,
+                        mr_request** request) {
+  return guarded([&] {
+    if (request == nullptr) return misused("mr_all_reduce: request is NULL");
+    *request = nullptr;
+    if (comm == nullptr) return misused("mr_all_reduce: comm is NULL");
+    int type_number = number_of(type), op_number = number_of(op);
+    if (type_number < MR_U8 || type_number > MR_F64)
+      return misused("mr_all_reduce: type " + std::to_string(type_number) +
+                     " is no element type of this version");
+    if (op_number < MR_SUM || op_number > MR_MAX)
+      return misused("mr_all_reduce: operator " + std::to_string(op_number) + " is not in this version");
+    auto data_type = static_cast<aggregation::DataType>(type_number);
+    auto reduce_op = static_cast<aggregation::ReduceOp>(op_number);
+    std::string type_name(aggregation::name(data_type));
+    if (!aggregation::supported(data_type, reduce_op))
+      return misused("mr_all_reduce: this version cannot reduce " + type_name + " by " +
+                     std::string(aggregation::name(reduce_op)));
+    size_t element = aggregation::element_bytes(data_type);
+    if (count > SIZE_MAX / element)
+      return misused("mr_all_reduce: " + std::to_string(count) + " elements of " + type_name +
+                     " are more bytes than there can be");
+    uint64_t bytes = count * element;
+    if (bytes && (send == nullptr || recv == nullptr))
+      return misused("mr_all_reduce: a buffer is NULL, but count is " + std::to_string(count));
+    if (send != recv && overlap(send, recv, bytes))
+      return misused("mr_all_reduce: send and recv overlap: they must be the same (in place) or disjoint");
+    auto made = std::make_unique<mr_request>();
+    made->operation.collective = aggregation::Collective::kAllReduce;
+    made->operation.op = reduce_op;
+    made->operation.type = data_type;
+    made->operation.send = static_cast<const uint8_t*>(send);
+    made->operation.recv = static_cast<uint8_t*>(recv);
+    made->operation.bytes = bytes;
+    return start(*comm, std::move(made), request);
+  });
+}
+
+mr_status mr_barrier(mr_comm* comm, mr_request** request) {
+  return guarded([&] {
+    if (request == nullptr) return misused("mr_barrier: request is NULL");
+    *request = nullptr;
+    if (comm == nullptr) return misused("mr_barrier: comm is NULL");
+    auto made = std::make_unique<mr_request>();
+    made->operation.collective = aggregation::Collective::kBarrier;
+    return start(*comm, std::move(made), request);
+  });
+}
+
+mr_status mr_test(mr_request* request) {
+  if (request == nullptr) return guarded([] { return misused("mr_test: request is NULL"); });
+  return static_cast<mr_status>(request->state.load(std::memory_order_acquire));
+}
+
+mr_status mr_wait(mr_request* request, const char** text) {
+  static thread_local std::string sentence;
+  if (text) *text = "";
+  return guarded([&] {
+    if (request == nullptr) return misused("mr_wait: request is NULL");
+    mr_status status = wait_for(request, sentence);
+    if (text) *text = sentence.c_str();
+    return status;
+  });
+}
+
+void mr_request_free(mr_request* request) {
+  if (request) request->release();
+}
+
+mr_status mr_request_get_info(const mr_request* request, mr_request_info* info) {
+  return guarded([&] {
+    if (request == nullptr || info == nullptr) return misused("mr_request_get_info: request or info is NULL");
+    // The soft transport sends from and writes to the caller's memory; the registration only saves an entry
+    // in a table.
+    *info = {request->path, "registered", request->operation.bytes, 0, 0};
+    if (request->state.load(std::memory_order_acquire) == MR_IN_PROGRESS) return MR_OK;
+    info->segments = request->operation.segments;
+    info->operation = request->operation.sequence;
+    return MR_OK;
+  });
+}
+
+const char* mr_request_error(const mr_request* request) {
+  if (request == nullptr || request->state.load(std::memory_order_acquire) == MR_IN_PROGRESS) return "";
+  return request->operation.text.c_str();
+}
+
+mr_status mr_all_reduce_wait(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type,
+                             mr_op op) {
+  mr_request* request;
+  if (mr_status status = mr_all_reduce(comm, send, recv, count, type, op, &request); status != MR_OK)
+    return status;
+  return guarded([&] { return wait_for(request, last_error); });
+}
+
+mr_status mr_barrier_wait(mr_comm* comm) {
+  mr_request* request;
+  if (mr_status status = mr_barrier(comm, &request); status != MR_OK) return status;
+  return guarded([&] { return wait_for(request, last_error); });
+}
+
+}  // extern "C"

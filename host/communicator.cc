@@ -1,0 +1,377 @@
+#include "host/communicator.h"
+
+#include <algorithm>
+#include <cassert>
+#include <random>
+
+namespace millrace::host {
+
+using aggregation::Code;
+using aggregation::Collective;
+using aggregation::SegmentHeader;
+
+namespace {
+
+mr_status status_of(Code code) {
+  switch (code) {
+    case Code::kMismatch:
+      return MR_ERR_MISMATCH;
+    case Code::kMemberLost:
+      return MR_ERR_MEMBER_LOST;
+    case Code::kLate:
+    case Code::kJoinTimeout:
+      return MR_ERR_LATE;
+    case Code::kAborted:
+      return MR_ERR_ABORTED;
+    case Code::kShuttingDown:
+      return MR_ERR_UNREACHABLE;
+    case Code::kBreach:
+      return MR_ERR_PROTOCOL;
+    default:
+      return MR_ERR_REFUSED;
+  }
+}
+
+mr_status status_of(LinkError error) {
+  switch (error) {
+    case LinkError::kRefused:
+      return MR_ERR_REFUSED;
+    case LinkError::kBroken:
+      return MR_ERR_PROTOCOL;
+    default:
+      return MR_ERR_UNREACHABLE;
+  }
+}
+
+}  // namespace
+
+struct Communicator::Impl {
+  // A segment between its post and the end of both its SEND and its result.
+  struct Segment {
+    Operation* operation;
+    bool sent = false, result = false;
+  };
+  struct Stripe {
+    LinkId link = 0;
+    bool connected = false, started = false, closed = false, mtu_retried = false;
+    uint64_t posted = 0;   // segments handed to the transport
+    uint64_t results = 0;  // whose result has come, in order
+    uint64_t base = 0;     // counter of segments.front()
+    std::deque<Segment> segments;
+  };
+  // An operation that has left segments to post or to finish.
+  struct Running {
+    Operation* operation;
+    uint64_t posted = 0, finished = 0;
+    bool registered = false;  // by us, for this call
+    uint32_t rkey = 0;
+  };
+
+  Impl(const CommunicatorConfig& c, Transport& t, Time now) : config(c), transport(t), started_at(now) {
+    std::mt19937_64 random(c.nonce_seed);
+    nonce = random();
+    stripes.resize(c.stripes);
+    for (uint8_t i = 0; i < c.stripes; i++) connect(i, c.mtu);
+  }
+
+  void connect(uint8_t stripe, uint32_t mtu) {
+    ConnectRequest r;
+    r.switch_address = config.switch_address;
+    r.port = config.port;
+    r.join.key = config.key;
+    r.join.stripe = stripe;
+    r.join.stripes = config.stripes;
+    r.join.rank = config.rank;
+    r.join.world = config.world;
+    r.join.tenant = config.tenant;
+    r.join.nonce = nonce;
+    r.secret = config.secret;
+    r.mtu = mtu;
+    r.window = kWindowMax;
+    r.connect_timeout = config.connect_timeout;
+    stripes[stripe].link = transport.connect(r);
+  }
+
+  void handle(const Completion& c, Time now);
+  void message(Stripe& stripe, const std::vector<uint8_t>& bytes, Time now);
+  void link_error(Stripe& stripe, const Completion& c, Time now);
+  void result(Stripe& stripe, uint32_t immediate, Time now);
+  void finish_front(Stripe& stripe);
+  void fail(mr_status s, const std::string& why, Time now);
+  void end_operations();
+  void post();
+  SegmentHeader header(const Running& r, uint64_t offset, uint32_t length) const;
+  Stripe* find(LinkId link) {
+    for (Stripe& s : stripes)
+      if (s.link == link && !s.closed) return &s;
+    return nullptr;
+  }
+
+  // Sizes the transport's queues before START tells the real window.
+  static constexpr uint16_t kWindowMax = 64;
+
+  CommunicatorConfig config;
+  Transport& transport;
+  Time started_at;
+  uint64_t nonce;
+  State state = State::kJoining;
+  bool closing = false;  // failing or leaving: waits for all links to be closed
+  mr_status status = MR_IN_PROGRESS;
+  std::string text;
+  std::vector<Stripe> stripes;
+  std::optional<aggregation::Start> start;
+  uint64_t next_segment = 0;  // of the group
+  uint64_t next_operation = 0;
+  std::deque<Running> running;  // in order; those wholly posted come first
+  size_t posting = 0;           // index in running of the first with segments left to post
+};
+
+void Communicator::Impl::handle(const Completion& c, Time now) {
+  Stripe* stripe = find(c.link);
+  if (stripe == nullptr) return;
+  switch (c.kind) {
+    case Completion::Kind::kConnected:
+      stripe->connected = true;
+      break;
+    case Completion::Kind::kMessage:
+      message(*stripe, c.message, now);
+      break;
+    case Completion::Kind::kResult:
+      result(*stripe, c.immediate, now);
+      break;
+    case Completion::Kind::kSent:
+      if (closing || c.segment < stripe->base || c.segment - stripe->base >= stripe->segments.size()) break;
+      stripe->segments[c.segment - stripe->base].sent = true;
+      finish_front(*stripe);
+      break;
+    case Completion::Kind::kError:
+      link_error(*stripe, c, now);
+      break;
+    case Completion::Kind::kClosed:
+      stripe->closed = true;
+      break;
+  }
+  if (closing && std::all_of(stripes.begin(), stripes.end(), [](const Stripe& s) { return s.closed; })) {
+    end_operations();
+    state = state == State::kClosed || status == MR_OK ? State::kClosed : State::kFailed;
+  }
+}
+
+void Communicator::Impl::link_error(Stripe& stripe, const Completion& c, Time now) {
+  if (c.error == LinkError::kRefused && c.code == Code::kMtu && c.mtu_wanted >= 1 && c.mtu_wanted <= 5 &&
+      !stripe.mtu_retried && !closing) {
+    const uint32_t wanted = 128u << c.mtu_wanted;
+    if (wanted <= config.mtu) {
+      stripe.mtu_retried = true;
+      connect(static_cast<uint8_t>(&stripe - stripes.data()), wanted);
+      return;
+    }
+    stripe.closed = true;
+    fail(MR_ERR_REFUSED,
+         c.text + ", this host's interface carries at most " + std::to_string(config.mtu) +
+             ": raise its MTU, or lower the switch's",
+         now);
+    return;
+  }
+  stripe.closed = true;
+  fail(c.error == LinkError::kRefused && c.code != Code{}
+           ? status_of(c.code) == MR_ERR_LATE ? MR_ERR_LATE : MR_ERR_REFUSED
+           : status_of(c.error),
+       c.text, now);
+}
+
+void Communicator::Impl::message(Stripe& stripe, const std::vector<uint8_t>& bytes, Time now) {
+  const aggregation::SwitchMessage m = aggregation::decode_switch_message(bytes);
+  if (m.terminal) {
+    fail(status_of(m.terminal->code), m.terminal->text, now);
+    return;
+  }
+  if (!m.start || m.start->segment_bytes == 0 || m.start->window == 0 || m.start->world != config.world ||
+      m.start->weights.size() != stripes.size()) {
+    fail(MR_ERR_PROTOCOL, "the switch sent a message that makes no sense", now);
+    return;
+  }
+  stripe.started = true;
+  start = m.start;
+  if (state == State::kJoining && !closing &&
+      std::all_of(stripes.begin(), stripes.end(), [](const Stripe& s) { return s.started; })) {
+    state = State::kRunning;
+    status = MR_OK;
+  }
+}
+
+void Communicator::Impl::result(Stripe& stripe, uint32_t immediate, Time now) {
+  if (closing) return;
+  const uint64_t counter = stripe.results;
+  if (counter >= stripe.posted || immediate != aggregation::result_immediate(counter)) {
+    fail(MR_ERR_PROTOCOL,
+         "a result came out of order (immediate " + std::to_string(immediate) + ", expected " +
+             std::to_string(counter & 0xFFFFFF) + ")",
+         now);
+    return;
+  }
+  stripe.results++;
+  stripe.segments[counter - stripe.base].result = true;
+  finish_front(stripe);
+}
+
+// Both of a segment's ends have come: it counts for its operation.
+void Communicator::Impl::finish_front(Stripe& stripe) {
+  while (!stripe.segments.empty() && stripe.segments.front().sent && stripe.segments.front().result) {
+    Operation* op = stripe.segments.front().operation;
+    stripe.segments.pop_front();
+    stripe.base++;
+    const auto r =
+        std::find_if(running.begin(), running.end(), [&](const Running& x) { return x.operation == op; });
+    if (++r->finished < op->segments) continue;
+    if (r->registered) transport.deregister_memory(r->rkey);
+    op->status = MR_OK;
+    op->done = true;
+    running.erase(r);
+    posting--;
+  }
+}
+
+void Communicator::Impl::end_operations() {
+  for (Running& r : running) {
+    if (r.registered) transport.deregister_memory(r.rkey);
+    r.operation->status = status == MR_OK ? MR_ERR_ABORTED : status;
+    r.operation->text =
+        status == MR_OK ? "the communicator was destroyed before the operation was over" : text;
+    r.operation->done = true;
+  }
+  running.clear();
+  posting = 0;
+}
+
+// The queue pairs first: nothing may be written to the callers' memory once they have their error.
+void Communicator::Impl::fail(mr_status s, const std::string& why, Time) {
+  if (closing) return;
+  closing = true;
+  status = s;
+  text = why;
+  for (Stripe& stripe : stripes)
+    if (!stripe.closed) transport.close(stripe.link);
+}
+
+SegmentHeader Communicator::Impl::header(const Running& r, uint64_t offset, uint32_t length) const {
+  const Operation& op = *r.operation;
+  SegmentHeader h;
+  h.magic = aggregation::kMagic;
+  h.version = aggregation::kProtocolVersion;
+  h.collective = static_cast<uint8_t>(op.collective);
+  h.op = static_cast<uint8_t>(op.op);
+  h.type = h.wire_type = static_cast<uint8_t>(op.type);
+  h.flags = static_cast<uint8_t>((offset + length == op.bytes ? aggregation::kFlagLast : 0) |
+                                 (length == 0 ? aggregation::kFlagHeaderOnly : 0));
+  h.group = start->group;
+  h.rank = config.rank;
+  h.operation = op.sequence;
+  h.total = op.bytes;
+  h.offset = offset;
+  h.length = h.payload_bytes = length;
+  h.result_address = length ? reinterpret_cast<uintptr_t>(op.recv) + offset : 0;
+  h.result_rkey = length ? r.rkey : 0;
+  return h;
+}
+
+void Communicator::Impl::post() {
+  while (posting < running.size()) {
+    Running& r = running[posting];
+    Operation& op = *r.operation;
+    Stripe& stripe = stripes[next_segment % stripes.size()];
+    if (stripe.posted - stripe.results >= start->window) return;
+    const uint64_t offset = r.posted * start->segment_bytes;
+    const auto length = static_cast<uint32_t>(std::min<uint64_t>(start->segment_bytes, op.bytes - offset));
+    if (!transport.post_segment(stripe.link, stripe.posted, header(r, offset, length),
+                                {op.send + offset, length}))
+      return;
+    stripe.segments.push_back({&op});
+    stripe.posted++;
+    next_segment++;
+    if (++r.posted == op.segments) posting++;
+  }
+}
+
+Communicator::Communicator(const CommunicatorConfig& config, Transport& transport, Time now)
+    : impl_(std::make_unique<Impl>(config, transport, now)) {}
+Communicator::~Communicator() = default;
+
+Communicator::State Communicator::state() const { return impl_->state; }
+mr_status Communicator::status() const {
+  return impl_->closing && impl_->state != State::kFailed && impl_->state != State::kClosed ? MR_IN_PROGRESS
+                                                                                            : impl_->status;
+}
+const std::string& Communicator::text() const { return impl_->text; }
+bool Communicator::owns(LinkId link) const { return impl_->find(link) != nullptr; }
+void Communicator::handle(const Completion& c, Time now) { impl_->handle(c, now); }
+
+void Communicator::submit(Operation* op, Time) {
+  Impl& m = *impl_;
+  if (m.closing || m.state == State::kFailed || m.state == State::kClosed) {
+    op->status = m.status == MR_OK ? MR_ERR_ABORTED : m.status;
+    op->text = m.text;
+    op->done = true;
+    return;
+  }
+  op->sequence = m.next_operation++;
+  Impl::Running r{op};
+  r.rkey = op->rkey;
+  if (op->bytes > 0 && r.rkey == 0) {
+    r.rkey = m.transport.register_memory(op->recv, op->bytes);
+    r.registered = true;
+  }
+  op->segments = 0;  // known once START has told the segment size; see poll()
+  m.running.push_back(r);
+}
+
+void Communicator::poll(Time now) {
+  Impl& m = *impl_;
+  if (m.state == State::kJoining && !m.closing && now - m.started_at >= m.config.join_timeout)
+    m.fail(
+        MR_ERR_LATE,
+        "the other ranks did not join within " +
+            std::to_string(std::chrono::duration_cast<std::chrono::seconds>(m.config.join_timeout).count()) +
+            " s",
+        now);
+  if (m.state != State::kRunning || m.closing) return;
+  for (size_t i = m.posting; i < m.running.size(); i++) {
+    Operation& op = *m.running[i].operation;
+    if (op.segments == 0)
+      op.segments = std::max<uint64_t>(1, (op.bytes + m.start->segment_bytes - 1) / m.start->segment_bytes);
+  }
+  m.post();
+}
+
+Time Communicator::next_deadline() const {
+  return impl_->state == State::kJoining && !impl_->closing ? impl_->started_at + impl_->config.join_timeout
+                                                            : kNever;
+}
+
+void Communicator::abort(const std::string& why, Time now) { impl_->fail(MR_ERR_ABORTED, why, now); }
+
+void Communicator::close(Time now) {
+  Impl& m = *impl_;
+  if (m.closing) return;
+  const mr_status before = m.status;
+  m.fail(m.status, m.text, now);
+  if (before == MR_IN_PROGRESS) m.status = MR_OK;
+}
+
+LinkStats Communicator::stats() const {
+  LinkStats total;
+  for (const Impl::Stripe& s : impl_->stripes) {
+    const LinkStats one = impl_->transport.stats(s.link);
+    total.packets_sent += one.packets_sent;
+    total.packets_received += one.packets_received;
+    total.retransmitted += one.retransmitted;
+    total.timeouts += one.timeouts;
+    total.naks_received += one.naks_received;
+    total.rnr_naks_received += one.rnr_naks_received;
+    total.duplicates_received += one.duplicates_received;
+    total.out_of_sequence += one.out_of_sequence;
+  }
+  return total;
+}
+
+}  // namespace millrace::host

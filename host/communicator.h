@@ -1,0 +1,76 @@
+// One communicator's state machine: joins through a transport, cuts operations into segments, keeps the
+// window, orders results, and turns everything that can go wrong into one sentence. Pure: it sees completions
+// and a time, and calls the transport; the context's progress thread is its only caller.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "aggregation/datatype.h"
+#include "host/millrace.h"
+#include "host/transport.h"
+
+namespace millrace::host {
+
+struct CommunicatorConfig {
+  std::array<uint8_t, 16> key{};
+  uint16_t rank = 0, world = 1;
+  uint8_t stripes = 1;
+  IpAddress switch_address;
+  uint16_t port = 18600;
+  uint32_t tenant = 0;
+  std::string secret;
+  uint32_t mtu = 4096;  // the first one tried; the switch's REJ names another
+  Time connect_timeout = std::chrono::seconds(10);
+  Time join_timeout = std::chrono::seconds(90);
+  uint64_t nonce_seed = 1;
+};
+
+// One operation, from submit() until `done`.
+struct Operation {
+  aggregation::Collective collective = aggregation::Collective::kAllReduce;
+  aggregation::ReduceOp op = aggregation::ReduceOp::kNone;
+  aggregation::DataType type = aggregation::DataType::kU8;
+  const uint8_t* send = nullptr;
+  uint8_t* recv = nullptr;
+  uint64_t bytes = 0;
+  uint32_t rkey = 0;  // 0: registered by the communicator for the call
+
+  // Set by the communicator.
+  bool done = false;
+  mr_status status = MR_IN_PROGRESS;
+  std::string text;
+  uint64_t sequence = 0, segments = 0;
+};
+
+class Communicator {
+ public:
+  // Starts joining at once. `transport` outlives the communicator.
+  Communicator(const CommunicatorConfig& config, Transport& transport, Time now);
+  ~Communicator();
+
+  enum class State { kJoining, kRunning, kFailed, kClosed };
+  State state() const;
+  mr_status status() const;         // MR_IN_PROGRESS while joining, MR_OK, or what ended it
+  const std::string& text() const;  // the sentence of a failure
+
+  // Queues an operation; the caller keeps it alive and in place until `done`.
+  void submit(Operation* operation, Time now);
+  // A completion of one of our links.
+  void handle(const Completion& completion, Time now);
+  bool owns(LinkId link) const;
+  // Posts what the window allows, and timers.
+  void poll(Time now);
+  Time next_deadline() const;
+  // Operations end as aborted, links close; kClosed once they have.
+  void abort(const std::string& why, Time now);
+  void close(Time now);
+  LinkStats stats() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace millrace::host

@@ -1,0 +1,415 @@
+#include "host/context.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cassert>
+#include <csignal>
+#include <cstdlib>
+#include <system_error>
+
+#include "roce/error.h"
+
+namespace millrace::host {
+namespace {
+
+// Submissions taken in one turn, so that a flood of them does not starve acknowledgements.
+constexpr int kSubmissionsPerTurn = 64;
+// Rounds of completions in one turn: each may let a communicator post more, which may complete at once.
+constexpr int kRoundsPerTurn = 8;
+// Requests looked at per turn and communicator: operations are over nearly in the order of their issue.
+constexpr size_t kRequestsPerTurn = 64;
+// How long a goodbye may take before the link is let go; the switch then finds out by its own timers.
+constexpr Time kLeavePatience = std::chrono::seconds(3);
+constexpr Time kStopPatience = std::chrono::milliseconds(500);
+
+Time clock_now() {
+  return std::chrono::duration_cast<Time>(std::chrono::steady_clock::now().time_since_epoch());
+}
+
+uint64_t random_number() {
+  uint64_t n;
+  if (getrandom(&n, sizeof n, 0) != sizeof n)
+    throw Error(ErrorCode::kSystem, "the system gives no random numbers");
+  return n;
+}
+
+Time spin_from_environment() {
+  const char* text = std::getenv("MILLRACE_SPIN_US");
+  if (text == nullptr || *text == '\0') return Time{};
+  char* end;
+  unsigned long us = std::strtoul(text, &end, 10);
+  if (*end != '\0' || us > 1'000'000)
+    throw Error(ErrorCode::kUsage, std::string("MILLRACE_SPIN_US=") + text + ": microseconds, 0 to 1000000");
+  return std::chrono::microseconds(us);
+}
+
+}  // namespace
+
+Context::Context(const std::string& device)
+    : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), spin_(spin_from_environment()) {
+  if (!wake_)
+    throw Error(ErrorCode::kSystem, "cannot make an eventfd: " + std::system_category().message(errno));
+  if (!device.empty()) open_device(device);
+  // The application's signals are for its own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& e) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw Error(ErrorCode::kSystem, std::string("cannot start the progress thread: ") + e.what());
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_setname_np(thread_.native_handle(), "millrace");
+}
+
+Context::~Context() {
+  run_on_thread([this] {
+    stop_ = true;
+    stop_deadline_ = clock_now() + kStopPatience;
+  });
+  thread_.join();
+  assert(memberships_.empty() && "a communicator outlives its context");
+}
+
+// --- application threads ---
+
+void Context::push(const Submission& submission) {
+  while (!queue_.push(submission)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  // Both sides exchange: either this comes second and sees that the thread sleeps, or sleep() does and then
+  // sees the submission.
+  if (sleeping_.exchange(false, std::memory_order_acq_rel)) {
+    uint64_t one = 1;
+    (void)!write(wake_.get(), &one, sizeof one);  // fails only when it is set already
+  }
+}
+
+void Context::run_on_thread(std::function<void()> what) {
+  Call call{std::move(what), nullptr};
+  push({nullptr, &call});
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return call.done; });
+  if (call.error) std::rethrow_exception(call.error);
+}
+
+void Context::choose_device(const IpAddress& switch_address) {
+  std::string device;
+  run_on_thread([&] {
+    if (socket_) device = socket_->device();
+  });
+  if (!device.empty()) return;  // from here on the resolver speaks for it
+  device = KernelResolver::device_towards(switch_address);
+  run_on_thread([&] {
+    if (!socket_) open_device(device);  // else another thread's join was first
+  });
+}
+
+Membership* Context::join(CommunicatorConfig config) {
+  choose_device(config.switch_address);
+  config.nonce_seed = random_number();
+  Membership* membership = nullptr;
+  run_on_thread([&] {
+    if (!failed_.empty())
+      throw Error(ErrorCode::kState, failed_ + "; this context is of no use any more (mr_finalize it)");
+    config.mtu = socket_->path_mtu_max();
+    engine_->poll(clock_now(),
+                  out_);  // it may have slept: the connect's time-out counts from its last look at the clock
+    auto made = std::make_unique<Membership>();
+    made->communicator_ = std::make_unique<Communicator>(config, *engine_, clock_now());
+    membership = made.get();
+    memberships_.push_back(std::move(made));
+  });
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return membership->status() != MR_IN_PROGRESS; });
+  return membership;
+}
+
+void Context::leave(Membership* membership) {
+  run_on_thread([&] {
+    Time now = clock_now();
+    membership->leave_deadline_ = now + kLeavePatience;
+    if (membership->requests_.empty())
+      membership->communicator_->close(now);
+    else
+      membership->communicator_->abort("the communicator was destroyed", now);
+  });
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return membership->left_; });
+  }
+  run_on_thread([&] { std::erase_if(memberships_, [&](const auto& m) { return m.get() == membership; }); });
+}
+
+void Context::abort(Membership* membership, const std::string& why) {
+  run_on_thread([&] { membership->communicator_->abort(why, clock_now()); });
+}
+
+LinkStats Context::stats(Membership* membership) {
+  LinkStats stats;
+  run_on_thread([&] { stats = membership->communicator_->stats(); });
+  return stats;
+}
+
+void Context::submit(Membership* membership, mr_request* request) {
+  request->membership = membership;
+  request->owners.fetch_add(1, std::memory_order_relaxed);
+  push({request, nullptr});
+}
+
+Registration* Context::register_memory(void* address, size_t bytes) {
+  Registration* registration = nullptr;
+  run_on_thread([&] {
+    auto made = std::make_unique<Registration>();
+    made->address = static_cast<uint8_t*>(address);
+    made->bytes = bytes;
+    if (engine_) made->rkey = engine_->register_memory(address, bytes);
+    registration = made.get();
+    registrations_.push_back(std::move(made));
+  });
+  return registration;
+}
+
+bool Context::deregister_memory(Registration* registration) {
+  bool idle = false;
+  run_on_thread([&] {
+    idle = registration->requests == 0;
+    if (!idle) return;
+    if (registration->rkey) engine_->deregister_memory(registration->rkey);
+    std::erase_if(registrations_, [&](const auto& r) { return r.get() == registration; });
+  });
+  return idle;
+}
+
+std::string Context::device_text() {
+  std::string text;
+  run_on_thread([&] {
+    if (socket_)
+      text = socket_->device() + " (RoCE path MTU up to " + std::to_string(socket_->path_mtu_max()) + ")";
+  });
+  return text;
+}
+
+// --- progress thread ---
+
+void Context::open_device(const std::string& device) {
+  auto socket = std::make_unique<SoftSocket>(device, pool_);
+  SoftConfig config;
+  config.ca_guid = random_number();
+  config.seed = random_number();
+  engine_ = std::make_unique<SoftEngine>(config, pool_, socket->resolver());
+  socket_ = std::move(socket);
+  for (auto& r : registrations_) r->rkey = engine_->register_memory(r->address, r->bytes);
+}
+
+void Context::run() {
+  while (true) {
+    Time now = clock_now();
+    bool more = false;
+    try {
+      more = progress(now);
+    } catch (const std::exception& e) {
+      fail(e.what(), now);
+    }
+    if (stop_ && goodbyes_over(now)) return;
+    if (!more) sleep(now);
+  }
+}
+
+// One turn; whether there is more to do at once.
+bool Context::progress(Time now) {
+  bool submitted = take_submissions(now);
+  if (!engine_) return submitted;
+  uint32_t received = receive_frames(now);
+  int rounds = 0;
+  while (handle_completions(now) && ++rounds < kRoundsPerTurn) {
+  }
+  engine_->poll(now, out_);
+  send_frames(now);
+  for (auto& m : memberships_) {
+    submitted |= finish_requests(*m);
+    // While it fails or leaves it is in progress again: the end is told once nothing can be written any more.
+    mr_status status = m->communicator_ ? m->communicator_->status() : MR_IN_PROGRESS;
+    if (status != MR_IN_PROGRESS && status != m->status()) publish(*m, status, m->communicator_->text());
+  }
+  reap_left(now);
+  if (submitted || received || rounds) spin_until_ = now + spin_;
+  return submitted || received == SoftSocket::kBurst || rounds == kRoundsPerTurn;
+}
+
+bool Context::take_submissions(Time now) {
+  int n = 0;
+  Submission submission{};
+  while (n < kSubmissionsPerTurn && queue_.pop(submission)) {
+    n++;
+    if (submission.request) {
+      accept(submission.request, now);
+      continue;
+    }
+    Call* call = submission.call;
+    try {
+      call->what();
+    } catch (...) {
+      call->error = std::current_exception();
+    }
+    std::lock_guard lock(mutex_);
+    call->done = true;
+    changed_.notify_all();
+  }
+  return n != 0;
+}
+
+void Context::accept(mr_request* request, Time now) {
+  Operation& operation = request->operation;
+  Membership& membership = *request->membership;
+  if (operation.bytes) request->registration = find_registration(operation.recv, operation.bytes);
+  if (Registration* r = request->registration) {
+    r->requests++;
+    operation.rkey = r->rkey;
+  }
+  membership.requests_.push_back(request);
+  membership.communicator_->submit(&operation, now);
+}
+
+Registration* Context::find_registration(const uint8_t* address, uint64_t bytes) {
+  for (auto& r : registrations_)
+    if (address >= r->address && bytes <= r->bytes &&
+        static_cast<size_t>(address - r->address) <= r->bytes - bytes)
+      return r.get();
+  return nullptr;
+}
+
+uint32_t Context::receive_frames(Time now) {
+  if (!failed_.empty()) return 0;
+  uint32_t n = socket_->receive(received_);
+  while (Frame frame = received_.pop()) engine_->receive(std::move(frame), now, out_);
+  return n;
+}
+
+void Context::send_frames(Time now) {
+  if (failed_.empty())
+    socket_->send(out_, now);
+  else
+    out_.clear();
+}
+
+// Gives each completion to its communicator and lets communicators post; whether there were any.
+bool Context::handle_completions(Time now) {
+  completions_.clear();
+  engine_->poll(completions_);
+  for (const Completion& completion : completions_)
+    for (auto& m : memberships_)
+      if (m->communicator_ && m->communicator_->owns(completion.link))
+        m->communicator_->handle(completion, now);
+  for (auto& m : memberships_)
+    if (m->communicator_) m->communicator_->poll(now);
+  return !completions_.empty();
+}
+
+// Whether there may be more to finish.
+bool Context::finish_requests(Membership& membership) {
+  auto& requests = membership.requests_;
+  size_t n = std::min(requests.size(), kRequestsPerTurn);
+  for (size_t i = 0; i < n; i++)
+    if (requests[i]->operation.done) finish(std::exchange(requests[i], nullptr));
+  return std::erase(requests, nullptr) != 0 && !requests.empty();
+}
+
+void Context::finish(mr_request* request) {
+  mr_status status = request->operation.status;
+  // Aborted because this host's device failed: that is what the application should hear.
+  if (!failed_.empty() && status == MR_ERR_ABORTED) {
+    status = MR_ERR_SYSTEM;
+    request->operation.text = failed_;
+  }
+  if (request->registration) request->registration->requests--;
+  request->state.store(status, std::memory_order_release);
+  request->state.notify_all();
+  request->release();
+}
+
+void Context::publish(Membership& membership, mr_status status, const std::string& text) {
+  mr_status known = membership.status();
+  if (known != MR_IN_PROGRESS && known != MR_OK) return;  // the first error is the one that counts
+  std::lock_guard lock(mutex_);
+  membership.text_ = text;
+  membership.status_.store(status, std::memory_order_release);
+  changed_.notify_all();
+}
+
+bool Context::may_reap(const Membership& m, Time now) const {
+  if (!m.communicator_ || m.leave_deadline_ == kNever) return false;
+  if (now >= m.leave_deadline_) return true;
+  using State = Communicator::State;
+  State state = m.communicator_->state();
+  return (state == State::kClosed || state == State::kFailed) && m.requests_.empty();
+}
+
+void Context::reap_left(Time now) {
+  for (auto& m : memberships_) {
+    if (!may_reap(*m, now)) continue;
+    m->communicator_.reset();  // first: it is what could still write to a request's memory
+    for (mr_request* request : m->requests_) {
+      request->operation.status = MR_ERR_ABORTED;
+      request->operation.text = "the communicator was destroyed";
+      finish(request);
+    }
+    m->requests_.clear();
+    m->leave_deadline_ = kNever;
+    std::lock_guard lock(mutex_);
+    m->left_ = true;
+    changed_.notify_all();
+  }
+}
+
+bool Context::goodbyes_over(Time now) {
+  if (!engine_ || !failed_.empty() || now >= stop_deadline_) return true;
+  return engine_->idle() && socket_->backlog() == 0;
+}
+
+void Context::fail(const std::string& why, Time now) {
+  if (failed_.empty()) failed_ = why;
+  out_.clear();
+  received_.clear();
+  for (auto& m : memberships_) {
+    publish(*m, MR_ERR_SYSTEM, failed_);
+    if (m->communicator_) m->communicator_->abort(failed_, now);
+  }
+}
+
+Time Context::next_deadline() const {
+  Time next = stop_deadline_;
+  if (!engine_) return next;
+  next = std::min(next, engine_->next_deadline());
+  if (failed_.empty()) next = std::min(next, socket_->retry_at());
+  for (auto& m : memberships_) {
+    next = std::min(next, m->leave_deadline_);
+    if (m->communicator_) next = std::min(next, m->communicator_->next_deadline());
+  }
+  return next;
+}
+
+void Context::sleep(Time now) {
+  if (now < spin_until_) return;
+  sleeping_.exchange(true, std::memory_order_acq_rel);
+  if (queue_.empty()) {
+    pollfd fds[2] = {{wake_.get(), POLLIN, 0}, {-1, POLLIN, 0}};
+    if (socket_ && failed_.empty()) {
+      fds[1].fd = socket_->fd();
+      if (socket_->waits_for_room()) fds[1].events |= POLLOUT;
+    }
+    Time wait = std::clamp(next_deadline() - now, Time{}, Time(std::chrono::seconds(10)));
+    timespec timeout{wait.count() / 1'000'000'000, wait.count() % 1'000'000'000};
+    if (ppoll(fds, 2, &timeout, nullptr) > 0 && fds[0].revents) {
+      uint64_t count;
+      (void)!read(wake_.get(), &count, sizeof count);
+    }
+  }
+  sleeping_.store(false, std::memory_order_relaxed);
+}
+
+}  // namespace millrace::host

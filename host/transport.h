@@ -1,0 +1,85 @@
+// The seam between a communicator and what carries it: the soft endpoint now, libibverbs next. Verbs-shaped:
+// queue pairs, posted sends, completions. A transport is pumped by one thread, the context's progress thread,
+// which is also the one that calls every function here.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "aggregation/protocol.h"
+#include "roce/types.h"
+
+namespace millrace::host {
+
+// Why a queue pair ended.
+enum class LinkError : uint8_t {
+  kNone,
+  kUnreachable,   // no answer to the connect, or none from a live connection for peer_dead
+  kRefused,       // rejected: the text is the switch's
+  kDisconnected,  // the switch hung up
+  kBroken,        // a NAK that ends a queue pair, or anything that the protocol does not allow
+};
+
+using LinkId = uint32_t;  // one stripe's connection
+
+struct ConnectRequest {
+  IpAddress switch_address;
+  uint16_t port = 18600;
+  aggregation::JoinRequest join;  // the tag is filled in by the transport, which knows the QPN and GIDs
+  std::string secret;             // empty: no tag
+  uint32_t mtu = 4096;
+  uint16_t window = 8;  // sizes queues: send 2 × window + 2, receives window + 3
+  Time connect_timeout = std::chrono::seconds(10);
+};
+
+struct Completion {
+  enum class Kind : uint8_t {
+    kConnected,  // the REP's parameters are in `join_reply`; START comes later as kMessage
+    kSent,       // the SEND of `segment` has been acknowledged
+    kResult,     // WRITE with immediate: `immediate`
+    kMessage,    // a SEND arrived: `message` (START, terminal)
+    kClosed,     // close() is over: no memory of the link's operations will be written any more
+    kError,      // the link is gone: `error`, `text`; kClosed does not follow
+  };
+  Kind kind;
+  LinkId link = 0;
+  uint64_t segment = 0;
+  uint32_t immediate = 0;
+  aggregation::JoinReply join_reply;
+  std::vector<uint8_t> message;
+  LinkError error = LinkError::kNone;
+  aggregation::Code code{};  // of a refusal
+  uint8_t mtu_wanted = 0;    // IB code, with Code::kMtu
+  std::string text;
+};
+
+struct LinkStats {
+  uint64_t packets_sent = 0, packets_received = 0, retransmitted = 0, timeouts = 0, naks_received = 0,
+           rnr_naks_received = 0, duplicates_received = 0, out_of_sequence = 0;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  // Starts to connect; kConnected or kError follows.
+  virtual LinkId connect(const ConnectRequest& request) = 0;
+  // Makes [address, address + bytes) a target of results; returns its rkey, never 0.
+  virtual uint32_t register_memory(void* address, size_t bytes) = 0;
+  // No result is written there after this returns.
+  virtual void deregister_memory(uint32_t rkey) = 0;
+  // One SEND of the header and `payload`, gathered from the caller's memory, which stays untouched until
+  // kSent or the link's end. false: the send queue is full.
+  virtual bool post_segment(LinkId link, uint64_t segment, const aggregation::SegmentHeader& header,
+                            std::span<const uint8_t> payload) = 0;
+  // Moves the queue pair to the error state at once (nothing is sent from or written to memory any more),
+  // says goodbye (DREQ) in the background; kClosed follows.
+  virtual void close(LinkId link) = 0;
+  // Appends the completions that have arrived, in order per link.
+  virtual void poll(std::vector<Completion>& completions) = 0;
+  virtual LinkStats stats(LinkId link) const = 0;
+};
+
+}  // namespace millrace::host
