@@ -1,0 +1,67 @@
+// What the pipeline counts, by name. A frame's fate is a name in one table, and a drop's name is its
+// counter's. Single writer: the worker.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "roce/packet.h"
+
+namespace millrace::switching {
+
+// Every frame that enters the pipeline, from a port or from the engine, ends as exactly one of these.
+#define MILLRACE_FATES(X)                                                                               \
+  X(kForwarded, "forwarded")    /* to the one port that its destination was learned on */               \
+  X(kFlooded, "flooded")        /* to every other port */                                               \
+  X(kToEngine, "to_engine")     /* RoCE for us, its ICRC right: absorbed */                             \
+  X(kArpReplied, "arp_replied") /* this and the next two: turned into the answer */                     \
+  X(kNdReplied, "nd_replied")                                                                           \
+  X(kEchoReplied, "echo_replied")                                                                       \
+  /* drops */                                                                                           \
+  X(kL2Truncated, "l2_truncated")             /* shorter than an Ethernet header */                     \
+  X(kL2SourceInvalid, "l2_source_invalid")    /* a group address, or zero */                            \
+  X(kL2SourceOurs, "l2_source_ours")          /* our own MAC as source: a loop or a forgery */          \
+  X(kL2MoveRefused, "l2_move_refused")        /* the source is alive on another port */                 \
+  X(kReservedMulticast, "reserved_multicast") /* 01-80-C2-00-00-0x stays on its link (802.1D 7.12.6) */ \
+  X(kHairpin, "hairpin")                      /* would leave by the port that it came in on */          \
+  X(kNoEgress, "no_egress")                   /* to be flooded, but there is no other port */           \
+  X(kFloodLimited, "flood_limited")                                                                     \
+  X(kNotForUs, "not_for_us")               /* to our MAC, but not to an address of ours */              \
+  X(kUnsupported, "unsupported")           /* to our address, but no protocol that we speak */          \
+  X(kIpSourceInvalid, "ip_source_invalid") /* a group address, zero or one of ours as source */         \
+  X(kIcmpChecksum, "icmp_checksum")                                                                     \
+  X(kPoolEmpty, "pool_empty")     /* no buffer for the copy or answer */                                \
+  X(kRoceInvalid, "roce_invalid") /* to our MAC; roce_drops says why */
+
+enum class Fate : uint8_t {
+#define X(id, text) id,
+  MILLRACE_FATES(X)
+#undef X
+      kCount
+};
+inline constexpr size_t kFates = static_cast<size_t>(Fate::kCount);
+inline constexpr std::array<std::string_view, kFates> kFateNames = {
+#define X(id, text) text,
+    MILLRACE_FATES(X)
+#undef X
+};
+
+struct PipelineCounters {
+  uint64_t received = 0;             // frames that came from ports
+  uint64_t from_engine = 0;          // frames that the engine made
+  uint64_t emitted = 0;              // frames that left for ports
+  uint64_t flood_copies = 0;         // emitted in addition to the original, one per further port
+  uint64_t flood_copies_failed = 0;  // the pool was empty: that port did not get its copy
+  uint64_t l2_learned = 0;
+  uint64_t l2_moved = 0;
+  uint64_t l2_full = 0;                                                                // sources not learned
+  std::array<uint64_t, kFates> fates{};                                                // of received frames
+  std::array<uint64_t, kFates> engine_fates{};                                         // of the engine's
+  std::array<uint64_t, static_cast<size_t>(roce::ParseVerdict::kCount)> roce_drops{};  // by verdict
+
+  uint64_t fate(Fate f) const { return fates[static_cast<size_t>(f)]; }
+  uint64_t roce_drop(roce::ParseVerdict v) const { return roce_drops[static_cast<size_t>(v)]; }
+};
+
+}  // namespace millrace::switching

@@ -1,0 +1,92 @@
+// Which port a MAC address was last seen on: a bounded table with ageing, learned from source addresses.
+// Owned and called by one worker; memory is taken once, at construction. Time comes from the caller.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "roce/types.h"
+
+namespace millrace::switching {
+
+struct L2Config {
+  Time ageing = std::chrono::seconds(300);
+  uint32_t entries_max = 16384;
+  uint32_t flood_pps = 10000;  // frames flooded per ingress port and second (the pipeline's bound)
+  // An address that spoke on its port within this time does not move to another one: a forged source cannot
+  // take a live host's traffic away, a host that really moves is believed after a moment of silence.
+  Time move_guard = std::chrono::seconds(1);
+};
+
+inline constexpr uint16_t kNoPort = UINT16_MAX;
+
+class L2Table {
+ public:
+  // `seed` makes the hash unpredictable, so that nobody can aim sources at one bucket.
+  L2Table(const L2Config& config, uint16_t ports, uint64_t seed);
+
+  enum class Learned { kKnown, kNew, kMoved, kMoveRefused, kFull };
+  Learned learn(const MacAddress& mac, uint16_t port, Time now) noexcept;
+  // kNoPort: unknown, or not seen for `ageing`.
+  uint16_t lookup(const MacAddress& mac, Time now) const noexcept;
+
+  struct Entry {
+    MacAddress mac;
+    uint16_t port;
+    Time age;
+  };
+  std::vector<Entry> entries(Time now) const;  // those not aged
+  uint32_t size() const { return size_; }      // aged ones that nobody has cleared yet included
+
+ private:
+  struct Slot {
+    uint64_t key = 0;  // MAC << 16 | port; 0: free (the zero MAC is never a source)
+    Time seen{};
+  };
+  static constexpr size_t kWays = 4;
+  struct alignas(64) Bucket {
+    Slot slots[kWays];
+  };
+
+  bool aged(const Slot& slot, Time now) const { return now - slot.seen >= config_.ageing; }
+  const Slot* find(uint64_t mac) const noexcept;
+  bool may_add(uint16_t port) const noexcept;
+  void occupy(Slot& slot, uint64_t mac, uint16_t port, Time now) noexcept;
+  void release(Slot& slot) noexcept;
+  void sweep(Time now) noexcept;
+  size_t bucket_of(uint64_t mac, int choice) const noexcept;
+
+  L2Config config_;
+  uint64_t seed_;
+  std::vector<Bucket> buckets_;
+  size_t mask_;
+  size_t hand_ = 0;
+  uint32_t size_ = 0;
+  // Each port keeps a share of the table that no other port can use, so that a flood of sources on one port
+  // cannot keep the hosts of another from being learned.
+  uint32_t reserve_;
+  uint32_t reserved_left_;
+  std::vector<uint32_t> per_port_;
+};
+
+// A rate in frames per second with a tenth of a second of burst; kept as time, so that it needs no rounding.
+class TokenBucket {
+ public:
+  explicit TokenBucket(uint32_t per_second)
+      : cost_(std::chrono::nanoseconds(std::chrono::seconds(1)) / per_second),
+        burst_(std::max(cost_, Time(std::chrono::milliseconds(100)))),
+        credit_(burst_) {}
+  bool take(Time now) noexcept {
+    credit_ = std::min(burst_, credit_ + (now - last_));
+    last_ = now;
+    if (credit_ < cost_) return false;
+    credit_ -= cost_;
+    return true;
+  }
+
+ private:
+  Time cost_, burst_, credit_;
+  Time last_{};
+};
+
+}  // namespace millrace::switching

@@ -1,0 +1,205 @@
+#include "switch/local.h"
+
+#include <algorithm>
+
+namespace millrace::switching {
+
+namespace {
+
+using roce::EthernetHeader;
+using roce::Ipv4Header;
+using roce::Ipv6Header;
+
+// RFC 826 for Ethernet and IPv4.
+struct ArpPacket {
+  Be16 hardware, protocol;
+  uint8_t hardware_bytes, protocol_bytes;
+  Be16 operation;
+  MacAddress sender_mac;
+  uint8_t sender_ip[4];
+  MacAddress target_mac;
+  uint8_t target_ip[4];
+};
+static_assert(sizeof(ArpPacket) == 28);
+
+// RFC 792 and RFC 4443, echo.
+struct IcmpHeader {
+  uint8_t type, code;
+  Be16 checksum, identifier, sequence;
+};
+static_assert(sizeof(IcmpHeader) == 8);
+
+// RFC 4861, 4.3 and 4.4, with the one option that we write: the target link-layer address.
+struct NeighbourMessage {
+  uint8_t type, code;
+  Be16 checksum;
+  Be32 flags;
+  uint8_t target[16];
+};
+static_assert(sizeof(NeighbourMessage) == 24);
+struct LinkLayerOption {
+  uint8_t type, length_8;
+  MacAddress mac;
+};
+static_assert(sizeof(LinkLayerOption) == 8);
+
+constexpr uint8_t kEcho4Request = 8, kEcho4Reply = 0;
+constexpr uint8_t kEcho6Request = 128, kEcho6Reply = 129;
+constexpr uint8_t kSolicitation = 135, kAdvertisement = 136;
+constexpr uint32_t kSolicited = 1u << 30, kOverride = 1u << 29;
+constexpr uint8_t kHopLimit = 64;
+constexpr MacAddress kAllNodesMac{{0x33, 0x33, 0, 0, 0, 1}};
+
+// The checksum of `message` under IPv6's pseudo header (RFC 8200, 8.1); 0 when the stored one is right.
+uint16_t icmp6_checksum(const Ipv6Header& ip, std::span<const uint8_t> message) noexcept {
+  const uint32_t pseudo = static_cast<uint32_t>(message.size()) + roce::kIpProtoIcmp6;
+  const uint32_t addresses = static_cast<uint16_t>(~roce::internet_checksum({ip.src, 32}));
+  return roce::internet_checksum(message, pseudo + addresses);
+}
+
+void turn_around(uint8_t* frame, const MacAddress& to, const MacAddress& from) noexcept {
+  auto* eth = reinterpret_cast<EthernetHeader*>(frame);
+  eth->dst = to;
+  eth->src = from;
+}
+
+}  // namespace
+
+LocalEndpoint::LocalEndpoint(const MacAddress& mac, std::vector<IpAddress> addresses)
+    : mac_(mac), addresses_(std::move(addresses)) {}
+
+bool LocalEndpoint::owns(const IpAddress& address) const noexcept {
+  return std::find(addresses_.begin(), addresses_.end(), address) != addresses_.end();
+}
+
+bool LocalEndpoint::bad_source(const IpAddress& source) const noexcept {
+  static constexpr uint8_t kLimitedBroadcast[4] = {255, 255, 255, 255};
+  const bool zero = source.is_zero() || (source.is_v4() && std::memcmp(source.v4(), "\0\0\0\0", 4) == 0);
+  const bool broadcast = source.is_v4() && std::memcmp(source.v4(), kLimitedBroadcast, 4) == 0;
+  return zero || broadcast || source.is_multicast() || owns(source);
+}
+
+Fate LocalEndpoint::answer(Frame& frame, bool unicast) const noexcept {
+  const std::span<uint8_t> bytes = frame.bytes();
+  uint32_t at = sizeof(EthernetHeader);
+  uint16_t type = reinterpret_cast<const EthernetHeader*>(bytes.data())->ether_type.value();
+  if (type == roce::kEtherTypeVlan) {
+    if (bytes.size() < at + sizeof(roce::VlanTag)) return Fate::kNotForUs;
+    type = reinterpret_cast<const roce::VlanTag*>(bytes.data() + at)->ether_type.value();
+    at += sizeof(roce::VlanTag);
+  }
+  if (type == roce::kEtherTypeArp) return answer_arp(bytes, at);
+  if (type == roce::kEtherTypeIpv4 && unicast) return answer_echo4(bytes, at);
+  if (type == roce::kEtherTypeIpv6) return answer_ipv6(frame, at, unicast);
+  return Fate::kNotForUs;
+}
+
+Fate LocalEndpoint::answer_arp(std::span<uint8_t> frame, uint32_t at) const noexcept {
+  if (frame.size() < at + sizeof(ArpPacket)) return Fate::kNotForUs;
+  auto* arp = reinterpret_cast<ArpPacket*>(frame.data() + at);
+  if (arp->hardware.value() != 1 || arp->protocol.value() != roce::kEtherTypeIpv4 ||
+      arp->hardware_bytes != 6 || arp->protocol_bytes != 4 || arp->operation.value() != 1)
+    return Fate::kNotForUs;
+  if (!owns(IpAddress::from_v4(arp->target_ip))) return Fate::kNotForUs;
+  // A sender address of zero is a probe for duplicates (RFC 5227, 2.1.1): it is answered as any other
+  // request, which defends the address.
+  if (arp->sender_mac.is_multicast() || owns(IpAddress::from_v4(arp->sender_ip)))
+    return Fate::kIpSourceInvalid;
+  turn_around(frame.data(), arp->sender_mac, mac_);
+  arp->operation = uint16_t{2};
+  arp->target_mac = arp->sender_mac;
+  arp->sender_mac = mac_;
+  std::swap(arp->target_ip, arp->sender_ip);
+  return Fate::kArpReplied;
+}
+
+// Precondition: the IPv4 header and its length have been looked at by roce::parse (which said that this is no
+// RoCE); options and fragments have not.
+Fate LocalEndpoint::answer_echo4(std::span<uint8_t> frame, uint32_t at) const noexcept {
+  if (frame.size() < at + sizeof(Ipv4Header)) return Fate::kNotForUs;
+  auto* ip = reinterpret_cast<Ipv4Header*>(frame.data() + at);
+  const size_t header = (ip->version_ihl & 15u) * 4, total = ip->total_length.value();
+  if (header < sizeof(Ipv4Header) || total < header || total > frame.size() - at) return Fate::kNotForUs;
+  if (!owns(IpAddress::from_v4(ip->dst))) return Fate::kNotForUs;
+  if (header != sizeof(Ipv4Header) || (ip->fragment.value() & 0x3FFF) != 0) return Fate::kUnsupported;
+  if (ip->protocol != roce::kIpProtoIcmp || total < header + sizeof(IcmpHeader)) return Fate::kUnsupported;
+  if (bad_source(IpAddress::from_v4(ip->src))) return Fate::kIpSourceInvalid;
+  const std::span<uint8_t> message = frame.subspan(at + header, total - header);
+  auto* icmp = reinterpret_cast<IcmpHeader*>(message.data());
+  if (icmp->type != kEcho4Request || icmp->code != 0) return Fate::kUnsupported;
+  if (roce::internet_checksum(message) != 0) return Fate::kIcmpChecksum;
+  turn_around(frame.data(), reinterpret_cast<EthernetHeader*>(frame.data())->src, mac_);
+  icmp->type = kEcho4Reply;
+  icmp->checksum = uint16_t{0};
+  icmp->checksum = roce::internet_checksum(message);
+  std::swap(ip->src, ip->dst);
+  ip->ttl = kHopLimit;
+  ip->checksum = uint16_t{0};
+  ip->checksum = roce::internet_checksum({frame.data() + at, sizeof(Ipv4Header)});
+  return Fate::kEchoReplied;
+}
+
+Fate LocalEndpoint::answer_ipv6(Frame& frame, uint32_t at, bool unicast) const noexcept {
+  const std::span<uint8_t> bytes = frame.bytes();
+  if (bytes.size() < at + sizeof(Ipv6Header)) return Fate::kNotForUs;
+  auto* ip = reinterpret_cast<Ipv6Header*>(bytes.data() + at);
+  const size_t length = ip->payload_length.value();
+  if (length > bytes.size() - at - sizeof(Ipv6Header)) return Fate::kNotForUs;
+  const bool ours = owns(IpAddress::from_v6(ip->dst));
+  const Fate otherwise = ours ? Fate::kUnsupported : Fate::kNotForUs;
+  if (ip->next_header != roce::kIpProtoIcmp6 || length < sizeof(IcmpHeader)) return otherwise;
+  const std::span<uint8_t> message = bytes.subspan(at + sizeof(Ipv6Header), length);
+  auto* icmp = reinterpret_cast<IcmpHeader*>(message.data());
+  if (icmp->type == kSolicitation) return answer_solicitation(frame, at, message);
+  if (!ours || !unicast || icmp->type != kEcho6Request || icmp->code != 0) return otherwise;
+  if (bad_source(IpAddress::from_v6(ip->src))) return Fate::kIpSourceInvalid;
+  if (icmp6_checksum(*ip, message) != 0) return Fate::kIcmpChecksum;
+  turn_around(bytes.data(), reinterpret_cast<EthernetHeader*>(bytes.data())->src, mac_);
+  std::swap(ip->src, ip->dst);
+  ip->hop_limit = kHopLimit;
+  icmp->type = kEcho6Reply;
+  icmp->checksum = uint16_t{0};
+  icmp->checksum = icmp6_checksum(*ip, message);
+  return Fate::kEchoReplied;
+}
+
+// RFC 4861, 7.1.1 (what is valid) and 7.2.4 (the answer). An unspecified source is a host that tests whether
+// the address is free (RFC 4862, 5.4): all nodes are told that it is not.
+Fate LocalEndpoint::answer_solicitation(Frame& frame, uint32_t at,
+                                        std::span<uint8_t> message) const noexcept {
+  const std::span<uint8_t> bytes = frame.bytes();
+  auto* ip = reinterpret_cast<Ipv6Header*>(bytes.data() + at);
+  if (message.size() < sizeof(NeighbourMessage) || ip->hop_limit != 255) return Fate::kNotForUs;
+  auto* nd = reinterpret_cast<NeighbourMessage*>(message.data());
+  if (nd->code != 0 || !owns(IpAddress::from_v6(nd->target))) return Fate::kNotForUs;
+  if (icmp6_checksum(*ip, message) != 0) return Fate::kIcmpChecksum;
+  const IpAddress source = IpAddress::from_v6(ip->src);
+  const bool probe = source.is_zero();
+  if (!probe && bad_source(source)) return Fate::kIpSourceInvalid;
+
+  // The answer may be longer than the question: a probe, for one, carries no option.
+  constexpr uint32_t kAnswer = sizeof(NeighbourMessage) + sizeof(LinkLayerOption);
+  FrameBuffer* b = frame.buffer();
+  const uint32_t total = at + static_cast<uint32_t>(sizeof(Ipv6Header)) + kAnswer;
+  if (b->offset + total > b->room_bytes) return Fate::kPoolEmpty;
+  b->length = total;
+  turn_around(bytes.data(), probe ? kAllNodesMac : reinterpret_cast<EthernetHeader*>(bytes.data())->src,
+              mac_);
+  ip->version_class_label = uint32_t{6} << 28;
+  ip->payload_length = uint16_t{kAnswer};
+  if (probe) {
+    const IpAddress all_nodes{{0xff, 0x02, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}};
+    std::memcpy(ip->dst, all_nodes.bytes.data(), 16);
+  } else {
+    std::memcpy(ip->dst, ip->src, 16);
+  }
+  std::memcpy(ip->src, nd->target, 16);
+  nd->type = kAdvertisement;
+  nd->flags = kOverride | (probe ? 0 : kSolicited);
+  *reinterpret_cast<LinkLayerOption*>(nd + 1) = {2, 1, mac_};
+  nd->checksum = uint16_t{0};
+  nd->checksum = icmp6_checksum(*ip, {message.data(), kAnswer});
+  return Fate::kNdReplied;
+}
+
+}  // namespace millrace::switching

@@ -1,0 +1,37 @@
+// The switch as a plain IP host: answers ARP, IPv6 neighbour solicitations and echo requests for its own
+// addresses, by turning the request into the answer where it lies. Pure; called by the worker for frames to
+// our MAC address or to a group; allocates nothing.
+#pragma once
+
+#include <vector>
+
+#include "roce/frame.h"
+#include "roce/headers.h"
+#include "switch/counters.h"
+
+namespace millrace::switching {
+
+class LocalEndpoint {
+ public:
+  LocalEndpoint(const MacAddress& mac, std::vector<IpAddress> addresses);
+
+  bool owns(const IpAddress& address) const noexcept;
+
+  // kArpReplied, kNdReplied, kEchoReplied: the frame is now the answer, to leave by the port that it came in
+  // on. kNotForUs: nothing of ours, the frame is unchanged. Anything else: why it is to be dropped. The frame
+  // is whole from its Ethernet header on and has at most one VLAN tag, which the answer keeps. `unicast`: it
+  // came to our MAC address; to a group only ARP requests and neighbour solicitations are answered.
+  Fate answer(Frame& frame, bool unicast) const noexcept;
+
+ private:
+  Fate answer_arp(std::span<uint8_t> frame, uint32_t at) const noexcept;
+  Fate answer_echo4(std::span<uint8_t> frame, uint32_t at) const noexcept;
+  Fate answer_ipv6(Frame& frame, uint32_t at, bool unicast) const noexcept;
+  Fate answer_solicitation(Frame& frame, uint32_t at, std::span<uint8_t> icmp) const noexcept;
+  bool bad_source(const IpAddress& source) const noexcept;
+
+  MacAddress mac_;
+  std::vector<IpAddress> addresses_;
+};
+
+}  // namespace millrace::switching
