@@ -1,0 +1,527 @@
+// All-reduce in virtual time under loss, duplication, reordering and corruption; and every way for a group to
+// end. Expected sums come from a naive loop over the inputs, in double or 64-bit integers.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+
+#include "tests/sim/cluster.h"
+
+namespace millrace::sim {
+namespace {
+
+using aggregation::Collective;
+using aggregation::DataType;
+using aggregation::ReduceOp;
+using host::Communicator;
+using host::Operation;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr DataType kTypes[] = {DataType::kF32,  DataType::kF64, DataType::kF16,
+                               DataType::kBf16, DataType::kI32, DataType::kI64};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax};
+
+// Small whole numbers: their sums over at most 16 ranks are exact in every type.
+int value_of(uint64_t seed, uint16_t rank, size_t i) {
+  uint64_t x = seed * 0x9E3779B97F4A7C15ull + rank * 0xBF58476D1CE4E5B9ull + i * 0x94D049BB133111EBull;
+  x ^= x >> 31;
+  x *= 0xD6E8FEB86659FD93ull;
+  return static_cast<int>((x >> 40) % 15) - 7;
+}
+
+void store(DataType type, uint8_t* at, double v) {
+  auto put = [&](auto x) { std::memcpy(at, &x, sizeof(x)); };
+  switch (type) {
+    case DataType::kF32:
+      put(static_cast<float>(v));
+      break;
+    case DataType::kF64:
+      put(v);
+      break;
+    case DataType::kF16:
+      put(static_cast<_Float16>(v));
+      break;
+    case DataType::kBf16: {
+      const auto bits = std::bit_cast<uint32_t>(static_cast<float>(v));  // exact: few significant bits
+      put(static_cast<uint16_t>(bits >> 16));
+      break;
+    }
+    case DataType::kI32:
+      put(static_cast<int32_t>(v));
+      break;
+    case DataType::kI64:
+      put(static_cast<int64_t>(v));
+      break;
+    default:
+      std::abort();
+  }
+}
+
+// One operation of one group, at all ranks.
+struct Job {
+  DataType type = DataType::kF32;
+  ReduceOp op = ReduceOp::kSum;
+  size_t count = 1;
+  bool in_place = false;
+  bool barrier = false;
+  uint64_t seed = 1;
+  std::vector<std::vector<uint8_t>> send, recv;
+  std::vector<std::unique_ptr<Operation>> operation;
+
+  void prepare(uint16_t world) {
+    const size_t element = barrier ? 1 : aggregation::element_bytes(type),
+                 bytes = barrier ? 0 : count * element;
+    send.resize(world), recv.resize(world);
+    for (uint16_t r = 0; r < world; r++) {
+      send[r].resize(bytes + 1);  // never empty, and one byte of guard
+      for (size_t i = 0; i < bytes / element; i++)
+        store(type, send[r].data() + i * element, value_of(seed, r, i));
+      recv[r].assign(bytes + 1, 0xA5);
+      auto o = std::make_unique<Operation>();
+      o->collective = barrier ? Collective::kBarrier : Collective::kAllReduce;
+      o->type = barrier ? DataType::kU8 : type;
+      o->op = barrier ? ReduceOp::kNone : op;
+      o->send = send[r].data();
+      o->recv = in_place ? send[r].data() : recv[r].data();
+      o->bytes = bytes;
+      operation.push_back(std::move(o));
+    }
+  }
+  bool done() const {
+    return std::all_of(operation.begin(), operation.end(), [](auto& o) { return o->done; });
+  }
+  void check() const {
+    const size_t element = aggregation::element_bytes(type);
+    for (size_t r = 0; r < operation.size(); r++) {
+      ASSERT_EQ(operation[r]->status, MR_OK) << operation[r]->text;
+      if (barrier) continue;
+      for (size_t i = 0; i < count; i++) {
+        double expected = value_of(seed, 0, i);
+        for (uint16_t k = 1; k < operation.size(); k++) {
+          const double v = value_of(seed, k, i);
+          expected = op == ReduceOp::kSum   ? expected + v
+                     : op == ReduceOp::kMin ? std::min(expected, v)
+                                            : std::max(expected, v);
+        }
+        uint8_t bytes[8];
+        store(type, bytes, expected);
+        if (std::memcmp(bytes, operation[r]->recv + i * element, element) != 0) {
+          // −0 from a sum of signed zeros is as right as 0.
+          ASSERT_TRUE(expected == 0 && element <= 8) << "rank " << r << " element " << i;
+        }
+      }
+      if (!in_place) {
+        ASSERT_EQ(recv[r].back(), 0xA5) << "written past the end";
+      }
+    }
+  }
+};
+
+bool all_running(const std::vector<Communicator*>& comms) {
+  return std::all_of(comms.begin(), comms.end(),
+                     [](Communicator* c) { return c->state() == Communicator::State::kRunning; });
+}
+
+std::vector<Communicator*> join_all(Cluster& c, uint16_t world, uint8_t key = 1, uint8_t stripes = 1) {
+  std::vector<Communicator*> comms;
+  for (uint16_t r = 0; r < world; r++) {
+    auto config = c.communicator(r, world, key);
+    config.stripes = stripes;
+    comms.push_back(&c.host(r).join(config));
+  }
+  return comms;
+}
+
+void run_job(Cluster& c, std::vector<Communicator*>& comms, Job& job, Time limit = seconds(60)) {
+  job.prepare(static_cast<uint16_t>(comms.size()));
+  for (size_t r = 0; r < comms.size(); r++)
+    comms[r]->submit(job.operation[r].get(), c.now()), c.host(static_cast<uint16_t>(r)).pump(c.now());
+  ASSERT_TRUE(c.run([&] { return job.done(); }, limit))
+      << "operation not over at " << c.now().count() << " ns";
+}
+
+void expect_nothing_left(Cluster& c) {
+  c.run([&] { return c.pipeline().engine().groups(c.now()).empty(); }, seconds(10));
+  EXPECT_EQ(c.pipeline().engine().queue_pairs(), 0u);
+  EXPECT_EQ(c.pipeline().engine().memory_reserved(), 0u);
+  EXPECT_EQ(c.switch_pool().in_use(), 0u);
+}
+
+int seeds() {
+  const char* s = std::getenv("MILLRACE_SIM_SEEDS");
+  return s ? std::atoi(s) : 500;
+}
+
+void run_seed(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  auto draw = [&](uint64_t n) { return random() % n; };
+  ClusterConfig cc;
+  cc.seed = seed;
+  cc.hosts = static_cast<uint16_t>(1 + draw(6));
+  cc.ipv6 = draw(2);
+  cc.wire.loss = 0.0001 * static_cast<double>(draw(400));
+  cc.wire.duplicate = 0.0001 * static_cast<double>(draw(300));
+  cc.wire.reorder = 0.0001 * static_cast<double>(draw(300));
+  cc.wire.corrupt = 0.0001 * static_cast<double>(draw(50));
+  cc.wire.gbit = draw(2) ? 10 : 100;
+  static constexpr uint32_t mtus[] = {256, 512, 1024, 2048, 4096};
+  cc.engine.mtu = mtus[draw(5)];
+  cc.engine.segment_bytes = cc.engine.mtu - 64 + cc.engine.mtu * static_cast<uint32_t>(draw(8));
+  cc.engine.window = static_cast<uint16_t>(1 + draw(8));
+  if (draw(2)) cc.engine.first_psn = 0xFFFFFF - static_cast<uint32_t>(draw(40));
+  Cluster c(cc);
+  auto comms = join_all(c, cc.hosts, 1, static_cast<uint8_t>(1 + draw(3)));
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }, seconds(30)))
+      << "the group did not start: " << comms[0]->text();
+
+  std::vector<Job> jobs(1 + draw(4));
+  for (Job& j : jobs) {
+    j.type = kTypes[draw(6)];
+    j.op = kOps[draw(3)];
+    j.barrier = draw(6) == 0;
+    j.count = 1 + draw(draw(2) ? 40 : 12000);
+    j.in_place = draw(2);
+    j.seed = random();
+    j.prepare(cc.hosts);
+  }
+  // Ranks submit at different times, some of them everything at once.
+  std::vector<size_t> next(cc.hosts, 0);
+  auto over = [&] { return std::all_of(jobs.begin(), jobs.end(), [](Job& j) { return j.done(); }); };
+  for (int rounds = 0; rounds < 1000 && !over(); rounds++) {
+    for (uint16_t r = 0; r < cc.hosts; r++) {
+      while (next[r] < jobs.size() && draw(3)) comms[r]->submit(jobs[next[r]++].operation[r].get(), c.now());
+      c.host(r).pump(c.now());
+    }
+    c.run(over, milliseconds(1 + draw(300)));
+  }
+  ASSERT_TRUE(over()) << "not over after " << c.now().count() << " ns";
+  for (const Job& j : jobs) j.check();
+  for (auto* comm : comms) comm->close(c.now());
+  for (uint16_t r = 0; r < cc.hosts; r++) c.host(r).pump(c.now());
+  expect_nothing_left(c);
+}
+
+TEST(Seeds, LossDuplicationReorderingAndCorruptionNeverChangeASum) {
+  const int n = seeds();
+  for (int s = 1; s <= n; s++) {
+    SCOPED_TRACE("seed " + std::to_string(s));
+    run_seed(static_cast<uint64_t>(s));
+    if (testing::Test::HasFatalFailure())
+      FAIL() << "replay: MILLRACE_SIM_SEED=" << s << " sim_tests --gtest_filter=Seeds.One";
+  }
+}
+
+TEST(Seeds, One) {
+  const char* s = std::getenv("MILLRACE_SIM_SEED");
+  run_seed(s ? std::strtoull(s, nullptr, 10) : 1);
+}
+
+TEST(AllReduce, TwoHostsSumFloats) {
+  ClusterConfig cc;
+  Cluster c(cc);
+  auto comms = join_all(c, 2);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Job job;
+  job.count = 100000;
+  run_job(c, comms, job);
+  job.check();
+}
+
+// The protocol's promise to the network: each link carries the buffer once in each direction and little more.
+TEST(AllReduce, EachLinkCarriesTheBufferOnce) {
+  ClusterConfig cc;
+  cc.hosts = 4;
+  Cluster c(cc);
+  auto comms = join_all(c, 4);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Job job;
+  job.count = 4 << 20;
+  run_job(c, comms, job);
+  job.check();
+  for (uint16_t r = 0; r < 4; r++) {
+    EXPECT_LT(static_cast<double>(c.wire().bytes_to_switch[r]), 1.04 * 4 * static_cast<double>(job.count));
+    EXPECT_LT(static_cast<double>(c.wire().bytes_to_host[r]), 1.04 * 4 * static_cast<double>(job.count));
+  }
+}
+
+TEST(Ends, AHostThatDiesIsNamedWithinEightSecondsAndLeavesNothing) {
+  ClusterConfig cc;
+  cc.hosts = 4;
+  Cluster c(cc);
+  auto comms = join_all(c, 4);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Job job;
+  job.count = 1 << 20;
+  job.prepare(4);
+  for (uint16_t r = 0; r < 4; r++) comms[r]->submit(job.operation[r].get(), c.now()), c.host(r).pump(c.now());
+  c.run_for(std::chrono::microseconds(300));
+  ASSERT_FALSE(job.done());
+  c.host(2).crash();
+  const Time killed = c.now();
+  ASSERT_TRUE(
+      c.run([&] { return job.operation[0]->done && job.operation[1]->done && job.operation[3]->done; },
+            seconds(20)));
+  EXPECT_LT(c.now() - killed, seconds(8));
+  for (int r : {0, 1, 3}) {
+    EXPECT_EQ(job.operation[r]->status, MR_ERR_MEMBER_LOST);
+    EXPECT_NE(job.operation[r]->text.find("rank 2 (10.77.0.3)"), std::string::npos) << job.operation[r]->text;
+  }
+  // The same hosts, the same key, at once.
+  c.restart_host(2);
+  auto again = join_all(c, 4);
+  ASSERT_TRUE(c.run([&] { return all_running(again); })) << again[0]->text();
+  Job second;
+  second.count = 1000;
+  run_job(c, again, second);
+  second.check();
+  for (auto* comm : again) comm->close(c.now());
+  for (uint16_t r = 0; r < 4; r++) c.host(r).pump(c.now());
+  expect_nothing_left(c);
+}
+
+TEST(Ends, ARestartedRankReplacesItsDeadSelf) {
+  ClusterConfig cc;
+  cc.hosts = 2;
+  Cluster c(cc);
+  auto comms = join_all(c, 2);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  c.host(1).crash();
+  c.run_for(milliseconds(10));
+  Communicator& reborn = c.restart_host(1).join(c.communicator(1, 2));
+  ASSERT_TRUE(c.run([&] { return comms[0]->state() == Communicator::State::kFailed; }, seconds(8)));
+  EXPECT_NE(comms[0]->text().find("rank 1"), std::string::npos) << comms[0]->text();
+  Communicator& other = c.host(0).join(c.communicator(0, 2));
+  ASSERT_TRUE(c.run([&] {
+    return reborn.state() == Communicator::State::kRunning && other.state() == Communicator::State::kRunning;
+  })) << reborn.text();
+}
+
+TEST(Ends, ARankThatIsTakenIsRefused) {
+  ClusterConfig cc;
+  cc.hosts = 3;
+  Cluster c(cc);
+  auto comms = join_all(c, 2);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Communicator& thief = c.host(2).join(c.communicator(1, 2));
+  ASSERT_TRUE(c.run([&] { return thief.state() == Communicator::State::kFailed; }));
+  EXPECT_EQ(thief.status(), MR_ERR_REFUSED);
+  EXPECT_NE(thief.text().find("rank 1 is taken by 10.77.0.2"), std::string::npos) << thief.text();
+  Job job;
+  job.count = 5000;
+  run_job(c, comms, job);
+  job.check();
+}
+
+struct Disagreement {
+  const char* field;
+  void (*change)(Operation&);
+};
+class Disagree : public testing::TestWithParam<Disagreement> {};
+TEST_P(Disagree, EveryRankLearnsWhoAndWhat) {
+  ClusterConfig cc;
+  cc.hosts = 4;
+  Cluster c(cc);
+  auto comms = join_all(c, 4);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Job job;
+  job.count = 100000;
+  job.prepare(4);
+  GetParam().change(*job.operation[1]);
+  const Time start = c.now();
+  for (uint16_t r = 0; r < 4; r++) comms[r]->submit(job.operation[r].get(), c.now()), c.host(r).pump(c.now());
+  ASSERT_TRUE(c.run([&] { return job.done(); }));
+  EXPECT_LT(c.now() - start, seconds(2));
+  for (auto& o : job.operation) {
+    EXPECT_EQ(o->status, MR_ERR_MISMATCH);
+    EXPECT_NE(o->text.find("rank 1 " + std::string(GetParam().field)), std::string::npos) << o->text;
+  }
+  expect_nothing_left(c);
+}
+INSTANTIATE_TEST_SUITE_P(
+    Fields, Disagree,
+    testing::Values(Disagreement{"datatype", [](Operation& o) { o.type = DataType::kI32; }},
+                    Disagreement{"operator", [](Operation& o) { o.op = ReduceOp::kMax; }},
+                    Disagreement{"total", [](Operation& o) { o.bytes = 1000; }},
+                    Disagreement{"total", [](Operation& o) { o.bytes -= 8; }},
+                    Disagreement{"collective",
+                                 [](Operation& o) {
+                                   o.collective = Collective::kBarrier, o.type = DataType::kU8,
+                                   o.op = ReduceOp::kNone, o.bytes = 0;
+                                 }}),
+    [](const auto& i) { return std::string(i.param.field) + std::to_string(i.index); });
+
+TEST(Ends, TwoEqualCampsAreBothNamed) {
+  ClusterConfig cc;
+  Cluster c(cc);
+  auto comms = join_all(c, 2);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Job job;
+  job.count = 10;
+  job.prepare(2);
+  job.operation[1]->op = ReduceOp::kMin;
+  for (uint16_t r = 0; r < 2; r++) comms[r]->submit(job.operation[r].get(), c.now()), c.host(r).pump(c.now());
+  ASSERT_TRUE(c.run([&] { return job.done(); }));
+  EXPECT_NE(job.operation[0]->text.find("rank 1 operator min, rank 0 sum"), std::string::npos)
+      << job.operation[0]->text;
+}
+
+TEST(Ends, ALateMemberIsNamed) {
+  ClusterConfig cc;
+  cc.hosts = 3;
+  cc.engine.operation_timeout = seconds(3);
+  Cluster c(cc);
+  auto comms = join_all(c, 3);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Job job;
+  job.count = 10;
+  job.prepare(3);
+  for (uint16_t r : {0, 2}) comms[r]->submit(job.operation[r].get(), c.now()), c.host(r).pump(c.now());
+  ASSERT_TRUE(c.run([&] { return job.operation[0]->done && job.operation[2]->done; }));
+  EXPECT_EQ(job.operation[0]->status, MR_ERR_LATE);
+  EXPECT_NE(job.operation[0]->text.find("rank 1 (10.77.0.2)"), std::string::npos) << job.operation[0]->text;
+  EXPECT_EQ(c.pipeline().engine().counters().stragglers, 1u);
+}
+
+TEST(Ends, AMissingRankIsNamedAfterTheJoinTimeout) {
+  ClusterConfig cc;
+  cc.hosts = 3;
+  cc.engine.join_timeout = seconds(4);
+  Cluster c(cc);
+  Communicator& a = c.host(0).join(c.communicator(0, 3));
+  Communicator& b = c.host(2).join(c.communicator(2, 3));
+  ASSERT_TRUE(c.run([&] {
+    return a.state() == Communicator::State::kFailed && b.state() == Communicator::State::kFailed;
+  }));
+  EXPECT_EQ(a.status(), MR_ERR_LATE);
+  EXPECT_NE(a.text().find(": 1"), std::string::npos) << a.text();
+  expect_nothing_left(c);
+}
+
+TEST(Ends, AMemberThatLeavesMidOperationIsNamed) {
+  ClusterConfig cc;
+  cc.hosts = 3;
+  Cluster c(cc);
+  auto comms = join_all(c, 3);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Job job;
+  job.count = 10;
+  job.prepare(3);
+  for (uint16_t r : {0, 1}) comms[r]->submit(job.operation[r].get(), c.now()), c.host(r).pump(c.now());
+  c.run_for(milliseconds(5));
+  comms[2]->close(c.now());
+  c.host(2).pump(c.now());
+  ASSERT_TRUE(c.run([&] { return job.operation[0]->done && job.operation[1]->done; }, seconds(2)));
+  EXPECT_EQ(job.operation[0]->status, MR_ERR_MEMBER_LOST);
+  EXPECT_NE(job.operation[0]->text.find("rank 2"), std::string::npos) << job.operation[0]->text;
+  expect_nothing_left(c);
+}
+
+TEST(Ends, AnAdministratorsAbortReachesAll) {
+  ClusterConfig cc;
+  Cluster c(cc);
+  auto comms = join_all(c, 2);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  FrameList out;
+  const uint32_t id = c.pipeline().engine().groups(c.now())[0].id;
+  ASSERT_TRUE(c.pipeline().abort_group(id, "maintenance", c.now(), out));
+  // What was sent at once is lost here; the retransmission carries it.
+  out.clear();
+  ASSERT_TRUE(c.run(
+      [&] {
+        return comms[0]->state() == Communicator::State::kFailed &&
+               comms[1]->state() == Communicator::State::kFailed;
+      },
+      seconds(2)));
+  EXPECT_EQ(comms[1]->status(), MR_ERR_ABORTED);
+  EXPECT_NE(comms[1]->text().find("maintenance"), std::string::npos);
+}
+
+TEST(Join, AWrongMtuIsCorrectedByTheRefusal) {
+  ClusterConfig cc;
+  cc.engine.mtu = 1024;
+  cc.engine.segment_bytes = 1024 * 8 - 64;
+  Cluster c(cc);
+  std::vector<Communicator*> comms;
+  for (uint16_t r = 0; r < 2; r++) {
+    auto config = c.communicator(r, 2);
+    config.mtu = 4096;
+    comms.push_back(&c.host(r).join(config));
+  }
+  ASSERT_TRUE(c.run([&] { return all_running(comms); })) << comms[0]->text();
+  Job job;
+  job.count = 10000;
+  run_job(c, comms, job);
+  job.check();
+}
+
+TEST(Join, AGroupOverTheQuotaIsRefusedWithTheFigures) {
+  ClusterConfig cc;
+  cc.engine.memory_limit = 1 << 20;
+  Cluster c(cc);
+  Communicator& a = c.host(0).join(c.communicator(0, 2));
+  ASSERT_TRUE(c.run([&] { return a.state() == Communicator::State::kFailed; }));
+  EXPECT_EQ(a.status(), MR_ERR_REFUSED);
+  EXPECT_NE(a.text().find("0 KiB of 1 MiB used, this group needs"), std::string::npos) << a.text();
+}
+
+TEST(Join, ATenantsSecretIsAskedFor) {
+  ClusterConfig cc;
+  cc.engine.tenants[7] = {"blue", "wood", 0};
+  Cluster c(cc);
+  auto config = c.communicator(0, 1);
+  config.tenant = 7;
+  config.secret = "stone";
+  Communicator& wrong = c.host(0).join(config);
+  ASSERT_TRUE(c.run([&] { return wrong.state() == Communicator::State::kFailed; }));
+  EXPECT_NE(wrong.text().find("tenant 7"), std::string::npos) << wrong.text();
+  config.secret = "wood";
+  Communicator& right = c.host(0).join(config);
+  ASSERT_TRUE(c.run([&] { return right.state() == Communicator::State::kRunning; })) << right.text();
+}
+
+TEST(Join, AnAbsentSwitchIsReportedWithinTheTimeout) {
+  ClusterConfig cc;
+  Cluster c(cc);
+  c.wire_config().loss = 1;
+  auto config = c.communicator(0, 2);
+  config.connect_timeout = seconds(3);
+  Communicator& a = c.host(0).join(config);
+  ASSERT_TRUE(c.run([&] { return a.state() == Communicator::State::kFailed; }, seconds(4)));
+  EXPECT_EQ(a.status(), MR_ERR_UNREACHABLE);
+  EXPECT_NE(a.text().find("10.77.0.100"), std::string::npos);
+}
+
+TEST(Shutdown, TellsEveryMemberAndDrains) {
+  ClusterConfig cc;
+  Cluster c(cc);
+  auto comms = join_all(c, 2);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  FrameList out;
+  c.pipeline().shutdown(c.now(), out);
+  ASSERT_TRUE(c.run(
+      [&] {
+        return comms[0]->state() == Communicator::State::kFailed &&
+               comms[1]->state() == Communicator::State::kFailed;
+      },
+      seconds(3)));
+  EXPECT_NE(comms[0]->text().find("shutting down"), std::string::npos) << comms[0]->text();
+  EXPECT_TRUE(c.run([&] { return c.pipeline().drained(); }, seconds(60)));
+}
+
+TEST(Pools, ATinyFramePoolSlowsAndNeverCorrupts) {
+  ClusterConfig cc;
+  cc.hosts = 3;
+  cc.switch_frames = 420;
+  cc.wire.gbit = 100;
+  Cluster c(cc);
+  auto comms = join_all(c, 3);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Job job;
+  job.count = 500000;
+  run_job(c, comms, job);
+  job.check();
+}
+
+}  // namespace
+}  // namespace millrace::sim

@@ -1,0 +1,70 @@
+// The arrows between rooms: who may include whom. Root-relative includes only.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// A room is a folder, but for switch/'s DPDK shell.
+std::string room_of(const std::string& path) {
+  static const std::set<std::string> shell = {"switch/port.h", "switch/port.cc", "switch/worker.h",
+                                              "switch/worker.cc", "switch/main.cc"};
+  return shell.contains(path) ? "shell" : path.substr(0, path.find('/'));
+}
+
+const std::map<std::string, std::set<std::string>> kMayInclude = {
+    {"roce", {}},
+    {"aggregation", {"roce"}},
+    {"buffering", {"roce"}},
+    {"switch", {"aggregation", "buffering", "roce"}},
+    {"shell", {"switch", "aggregation", "buffering", "roce"}},
+    {"host", {"roce", "aggregation"}},
+    {"tools", {"host", "roce", "aggregation", "switch"}},
+    {"tests", {"roce", "aggregation", "buffering", "switch", "shell", "host", "tools"}},
+};
+// Of aggregation, hosts see what both sides share and not the switch's engine.
+const std::set<std::string> kSharedAggregation = {"aggregation/protocol.h", "aggregation/datatype.h",
+                                                  "aggregation/reduce.h"};
+
+TEST(Architecture, RoomsIncludeOnlyWhatTheirArrowsAllow) {
+  const fs::path root = fs::path(__FILE__).parent_path().parent_path().parent_path();
+  const std::regex include(R"re(^\s*#include\s+(["<])([^">]+)[">])re");
+  size_t files = 0;
+  for (const auto& [folder, unused] : kMayInclude) {
+    if (!fs::exists(root / folder)) continue;
+    for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
+      const std::string ext = entry.path().extension();
+      if (ext != ".h" && ext != ".cc") continue;
+      files++;
+      const std::string self = fs::relative(entry.path(), root);
+      const std::string room = room_of(self);
+      std::ifstream in(entry.path());
+      for (std::string line; std::getline(in, line);) {
+        std::smatch m;
+        if (!std::regex_search(line, m, include)) continue;
+        const std::string target = m[2];
+        const bool dpdk = target.rfind("rte_", 0) == 0;
+        EXPECT_FALSE(dpdk && room != "shell")
+            << self << " includes " << target << ": only the shell knows DPDK";
+        // Highway asks for quotes, so that its per-target re-inclusion works.
+        if (m[1] == "<" || target.rfind("hwy/", 0) == 0) continue;
+        EXPECT_TRUE(fs::exists(root / target)) << self << ": \"" << target << "\" is not root-relative";
+        const std::string other = room_of(target);
+        if (other == room) continue;
+        EXPECT_TRUE(kMayInclude.at(room).contains(other)) << self << " must not include " << target;
+        if (room == "host" && other == "aggregation") {
+          EXPECT_TRUE(kSharedAggregation.contains(target)) << self << " includes " << target;
+        }
+      }
+    }
+  }
+  EXPECT_GT(files, 40u);
+}
+
+}  // namespace

@@ -1,0 +1,116 @@
+// Malformed frames: each is named, none is read beyond its end.
+#include "roce/packet.h"
+
+#include <gtest/gtest.h>
+
+#include "roce/build.h"
+
+namespace millrace::roce {
+namespace {
+
+std::vector<uint8_t> good(bool v6 = false, bool vlan = false) {
+  HeapFramePool pool;
+  Path path;
+  path.src_ip = *IpAddress::parse(v6 ? "fd77::1" : "10.77.0.1");
+  path.dst_ip = *IpAddress::parse(v6 ? "fd77::2" : "10.77.0.2");
+  path.has_vlan = vlan;
+  path.vlan_tci = 0x6005;
+  TransportFields f;
+  f.opcode = Opcode::kWriteOnlyImm;
+  f.dma_length = 5;
+  const uint8_t payload[] = {1, 2, 3, 4, 5};
+  const Frame frame = build(pool, path, f, payload);
+  return {frame.bytes().begin(), frame.bytes().end()};
+}
+
+ParseVerdict verdict(std::vector<uint8_t> bytes) {
+  Packet p;
+  // An allocation of exactly this size, so that a sanitizer sees any read beyond.
+  auto exact = std::make_unique<uint8_t[]>(bytes.size());
+  std::copy(bytes.begin(), bytes.end(), exact.get());
+  const ParseVerdict v = parse({exact.get(), bytes.size()}, p);
+  return v == ParseVerdict::kOk && !icrc_ok(p) ? ParseVerdict::kBadIcrc : v;
+}
+
+// Repairs the IPv4 header checksum after a change.
+void fix(std::vector<uint8_t>& b) {
+  b[24] = b[25] = 0;
+  const uint16_t c = internet_checksum({b.data() + 14, 20});
+  b[24] = static_cast<uint8_t>(c >> 8), b[25] = static_cast<uint8_t>(c);
+}
+
+TEST(Parse, TakesWhatWeBuild) {
+  for (bool v6 : {false, true})
+    for (bool vlan : {false, true}) {
+      std::vector<uint8_t> bytes = good(v6, vlan);
+      Packet p;
+      ASSERT_EQ(parse(bytes, p), ParseVerdict::kOk);
+      EXPECT_TRUE(icrc_ok(p));
+      EXPECT_EQ(p.payload.size(), 5u);
+      EXPECT_EQ(p.payload[4], 5);
+      EXPECT_EQ(p.has_vlan, vlan);
+      EXPECT_EQ(p.src_ip.to_string(), v6 ? "fd77::1" : "10.77.0.1");
+    }
+}
+
+TEST(Parse, LinkPaddingIsCutOff) {
+  std::vector<uint8_t> bytes = good();
+  bytes.resize(bytes.size() + 17, 0xEE);
+  EXPECT_EQ(verdict(bytes), ParseVerdict::kOk);
+}
+
+TEST(Parse, EveryTruncationIsNamed) {
+  for (bool v6 : {false, true}) {
+    const std::vector<uint8_t> bytes = good(v6);
+    for (size_t n = 0; n < bytes.size(); n++) {
+      const ParseVerdict v = verdict({bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(n)});
+      EXPECT_NE(v, ParseVerdict::kOk) << n;
+      EXPECT_NE(v, ParseVerdict::kNotRoce) << n;
+    }
+  }
+}
+
+TEST(Parse, EachFaultHasItsName) {
+  auto with = [](auto change) {
+    std::vector<uint8_t> b = good();
+    change(b);
+    return verdict(b);
+  };
+  EXPECT_EQ(with([](auto& b) { b[12] = 0x08, b[13] = 0x06; }), ParseVerdict::kNotRoce);
+  EXPECT_EQ(with([](auto& b) { b[14] = 0x65; }), ParseVerdict::kBadIpVersion);
+  EXPECT_EQ(with([](auto& b) { b[14] = 0x46, fix(b); }),
+            ParseVerdict::kNotRoce);  // ports read behind the options
+  EXPECT_EQ(with([](auto& b) { b[14] = 0x44; }), ParseVerdict::kIpLength);
+  EXPECT_EQ(with([](auto& b) { b[16] = 0xFF; }), ParseVerdict::kIpLength);
+  EXPECT_EQ(with([](auto& b) { b[20] = 0x20, fix(b); }), ParseVerdict::kIpFragment);
+  EXPECT_EQ(with([](auto& b) { b[23] = 6, fix(b); }), ParseVerdict::kNotRoce);
+  EXPECT_EQ(with([](auto& b) { b[24] ^= 1; }), ParseVerdict::kIpChecksum);
+  EXPECT_EQ(with([](auto& b) { b[36] ^= 1; }), ParseVerdict::kNotRoce);
+  EXPECT_EQ(with([](auto& b) { b[39] ^= 4; }), ParseVerdict::kUdpLength);
+  EXPECT_EQ(with([](auto& b) { b[42] = 0xE0; }), ParseVerdict::kUnknownOpcode);
+  EXPECT_EQ(with([](auto& b) { b[43] |= 1; }), ParseVerdict::kBthVersion);
+  EXPECT_EQ(with([](auto& b) { b[46] = 0xFF; }), ParseVerdict::kOk);  // FECN, BECN: masked
+  EXPECT_EQ(with([](auto& b) { b[47] ^= 1; }), ParseVerdict::kBadIcrc);
+  EXPECT_EQ(with([](auto& b) { b.back() ^= 1; }), ParseVerdict::kBadIcrc);
+  EXPECT_EQ(with([](auto& b) { b[22] = 1, fix(b); }), ParseVerdict::kOk);     // TTL
+  EXPECT_EQ(with([](auto& b) { b[15] = 0xFF, fix(b); }), ParseVerdict::kOk);  // TOS
+}
+
+TEST(Psn, ComparesSignedModulo2To24) {
+  EXPECT_EQ(Psn(0).distance(Psn(0xFFFFFF)), 1);
+  EXPECT_EQ(Psn(0xFFFFFF).distance(Psn(0)), -1);
+  EXPECT_EQ(Psn(0x7FFFFF).distance(Psn(0)), 0x7FFFFF);
+  EXPECT_EQ(Psn(0x800000).distance(Psn(0)), -0x800000);
+  EXPECT_EQ((Psn(0xFFFFFF) + 2).value(), 1u);
+}
+
+// IBA table 45.
+TEST(Rnr, TimerCodes) {
+  EXPECT_EQ(rnr_wait(0), std::chrono::microseconds(655360));
+  EXPECT_EQ(rnr_wait(1), std::chrono::microseconds(10));
+  EXPECT_EQ(rnr_wait(12), std::chrono::microseconds(640));
+  EXPECT_EQ(rnr_wait(31), std::chrono::microseconds(491520));
+}
+
+}  // namespace
+}  // namespace millrace::roce

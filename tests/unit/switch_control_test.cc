@@ -1,0 +1,177 @@
+// Control's replies over real sockets, with a thread in the worker's place that carries out commands.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "roce/error.h"
+#include "switch/control.h"
+
+namespace millrace::switching {
+namespace {
+
+using nlohmann::json;
+
+class ControlTest : public ::testing::Test {
+ protected:
+  ControlTest() {
+    const std::string base = ::testing::TempDir() + "millrace_control_" + std::to_string(getpid());
+    config_.name = "leaf1";
+    config_.engine.addresses = {*IpAddress::parse("10.77.0.100")};
+    config_.ports.resize(2);
+    config_.ports[0].name = "p1";
+    config_.ports[1].name = "p2";
+    config_.control_read = base + ".sock";
+    config_.control_change = base + ".change.sock";
+  }
+  // What the worker would answer, and with which commands it was asked.
+  void start() {
+    control_ = std::make_unique<Control>(config_, ring_);
+    worker_ = std::thread([this] {
+      while (!stop_) {
+        Command* c = nullptr;
+        if (!ring_.pop(c)) {
+          usleep(100);
+          continue;
+        }
+        c->ok = c->kind != Command::Kind::kAbort || c->group == 5;
+        c->snapshot.frames = 100;
+        c->snapshot.frames_available = 60;
+        c->snapshot.frames_cached = 30;
+        c->snapshot.ports.resize(1);
+        c->snapshot.ports[0].name = "p1";
+        c->snapshot.ports[0].counters.rx_frames = 17;
+        if (c->kind == Command::Kind::kGroups) {
+          c->groups.resize(1);
+          c->groups[0].id = 5;
+          c->groups[0].reason = "\xff not UTF-8";
+        }
+        if (c->kind == Command::Kind::kL2)
+          c->l2.push_back({{{2, 0, 0, 0, 0, 1}}, 1, std::chrono::seconds(3)});
+        if (c->rx) rx_ = *c->rx;
+        if (c->kind == Command::Kind::kImpair) impaired_port_ = c->port;
+        why_ = c->why;
+        c->done.release();
+      }
+    });
+  }
+  ~ControlTest() override {
+    stop_ = true;
+    if (worker_.joinable()) worker_.join();
+    control_.reset();
+    struct stat s;
+    EXPECT_NE(lstat(config_.control_read.c_str(), &s), 0);
+    EXPECT_NE(lstat(config_.control_change.c_str(), &s), 0);
+  }
+  static int connect_to(const std::string& path) {
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    sockaddr_un a{};
+    a.sun_family = AF_UNIX;
+    path.copy(a.sun_path, sizeof(a.sun_path) - 1);
+    EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&a), sizeof(a)), 0);
+    return fd;
+  }
+  static json ask(int fd, const std::string& line) {
+    EXPECT_EQ(send(fd, (line + "\n").data(), line.size() + 1, 0), static_cast<ssize_t>(line.size() + 1));
+    std::string in;
+    char c;
+    while (recv(fd, &c, 1, 0) == 1 && c != '\n') in += c;
+    return json::parse(in);
+  }
+
+  Config config_;
+  CommandRing ring_;
+  std::unique_ptr<Control> control_;
+  std::thread worker_;
+  std::atomic<bool> stop_{false};
+  ImpairConfig rx_;
+  uint16_t impaired_port_ = 99;
+  std::string why_;
+};
+
+TEST_F(ControlTest, AnswersRequestsLineByLine) {
+  start();
+  const int fd = connect_to(config_.control_read);
+  const json status = ask(fd, R"({"cmd":"status"})");
+  EXPECT_EQ(status.at("ok"), true);
+  EXPECT_EQ(status.at("name"), "leaf1");
+  EXPECT_EQ(status.at("frames").at("in_use"), 10);
+  EXPECT_EQ(status.at("ports").at(0).at("rx_packets"), 17);
+  const json counters = ask(fd, R"({"cmd":"counters"})");
+  for (const char* room : {"pipeline", "engine_frames", "roce", "aggregation", "cm", "ports"})
+    EXPECT_TRUE(counters.at("counters").contains(room)) << room;
+  EXPECT_EQ(counters.at("counters").at("roce").at("bad_icrc"), 0);
+  EXPECT_EQ(ask(fd, R"({"cmd":"groups"})").at("groups").at(0).at("id"), 5);
+  EXPECT_EQ(ask(fd, R"({"cmd":"l2"})").at("entries").at(0).at("port"), "p2");
+  close(fd);
+}
+
+TEST_F(ControlTest, MistakesGetAReasonAndTheConnectionLives) {
+  start();
+  const int fd = connect_to(config_.control_change);
+  for (const auto& [line, reason] : std::vector<std::pair<std::string, std::string>>{
+           {"nonsense", "parse error"},
+           {"{}", "cmd"},
+           {R"({"cmd":"dance"})", "unknown command 'dance'"},
+           {R"({"cmd":"abort"})", "group"},
+           {R"({"cmd":"abort","group":-5})", "a number"},
+           {R"({"cmd":"abort","group":6})", "there is no group 6"},
+           {R"({"cmd":"impair","port":"p9","rx":{}})", "there is no port 'p9'"},
+           {R"({"cmd":"impair","port":"p1"})", "needs rx, tx or both"},
+           {R"({"cmd":"impair","port":"p1","rx":{"loss":2}})", "rx.loss must be a number in 0 … 1"},
+           {R"({"cmd":"impair","port":"p1","tx":{"lost":1}})", "tx.lost is unknown"},
+           {R"({"cmd":"impair","port":"p1","tx":{"delay_us":-1}})", "tx.delay_us must be a whole number"}}) {
+    const json reply = ask(fd, line);
+    EXPECT_EQ(reply.at("ok"), false);
+    EXPECT_NE(reply.at("error").get<std::string>().find(reason), std::string::npos) << reply;
+  }
+  close(fd);
+}
+
+TEST_F(ControlTest, OnlyTheChangeSocketChanges) {
+  start();
+  const int reader = connect_to(config_.control_read), changer = connect_to(config_.control_change);
+  EXPECT_EQ(ask(reader, R"({"cmd":"abort","group":5})").at("ok"), false);
+  EXPECT_EQ(ask(changer, R"({"cmd":"abort","group":5,"why":"for a test"})").at("ok"), true);
+  EXPECT_EQ(why_, "for a test");
+  EXPECT_EQ(ask(reader, R"({"cmd":"impair","port":"p2","rx":{"loss":1}})").at("ok"), false);
+  EXPECT_EQ(ask(changer, R"({"cmd":"impair","port":"p2","rx":{"loss":1,"delay_us":7}})").at("ok"), true);
+  EXPECT_EQ(impaired_port_, 1);
+  EXPECT_EQ(rx_.loss, 1);
+  EXPECT_EQ(rx_.delay, std::chrono::microseconds(7));
+  struct stat s;
+  ASSERT_EQ(stat(config_.control_change.c_str(), &s), 0);
+  EXPECT_EQ(s.st_mode & 0777, 0600u);
+  close(reader);
+  close(changer);
+}
+
+TEST_F(ControlTest, AStaleSocketIsReplacedALiveOneIsNot) {
+  {
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    sockaddr_un a{};
+    a.sun_family = AF_UNIX;
+    config_.control_read.copy(a.sun_path, sizeof(a.sun_path) - 1);
+    ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&a), sizeof(a)), 0);
+    close(fd);  // the file stays, as after a kill
+  }
+  start();
+  CommandRing other_ring;
+  EXPECT_THROW(Control(config_, other_ring), Error);
+  const int fd = connect_to(config_.control_read);  // the first one still serves
+  EXPECT_EQ(ask(fd, R"({"cmd":"status"})").at("ok"), true);
+  close(fd);
+}
+
+TEST_F(ControlTest, ACommandThatNobodyCarriesOutIsRefusedAtTheEnd) {
+  control_ = std::make_unique<Control>(config_, ring_);
+  const int fd = connect_to(config_.control_read);
+  ASSERT_EQ(send(fd, "{\"cmd\":\"status\"}\n", 17, 0), 17);
+  while (ring_.read_available() == 0) usleep(1000);
+  control_.reset();  // must not hang
+  close(fd);
+}
+
+}  // namespace
+}  // namespace millrace::switching
