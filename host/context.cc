@@ -229,16 +229,17 @@ bool Context::progress(Time now) {
   while (handle_completions(now) && ++rounds < kRoundsPerTurn) {
   }
   engine_->poll(now, out_);
+  bool more = handle_completions(now);  // its timers end links
   send_frames(now);
   for (auto& m : memberships_) {
-    submitted |= finish_requests(*m);
+    more |= finish_requests(*m);
     // While it fails or leaves it is in progress again: the end is told once nothing can be written any more.
     mr_status status = m->communicator_ ? m->communicator_->status() : MR_IN_PROGRESS;
     if (status != MR_IN_PROGRESS && status != m->status()) publish(*m, status, m->communicator_->text());
   }
   reap_left(now);
   if (submitted || received || rounds) spin_until_ = now + spin_;
-  return submitted || received == SoftSocket::kBurst || rounds == kRoundsPerTurn;
+  return more || submitted || received == SoftSocket::kBurst;
 }
 
 bool Context::take_submissions(Time now) {

@@ -255,6 +255,7 @@ std::optional<MacAddress> KernelResolver::next_hop_mac(const IpAddress& next_hop
   }
   if (neighbour.state & kUsable) {
     // An interface without ARP says so instead of a MAC.
+    silent_.erase(next_hop);
     if (neighbour.mac) return neighbour.mac;
     error = device_ + " has no MAC for " + next_hop.to_string() + ": ip neigh add it, or turn ARP on";
     return std::nullopt;
@@ -264,7 +265,10 @@ std::optional<MacAddress> KernelResolver::next_hop_mac(const IpAddress& next_hop
   // as it is.
   if ((neighbour.state & kUnverified) && neighbour.mac && !verify_neighbour(next_hop)) return neighbour.mac;
   if (!(neighbour.state & (kUnverified | NUD_PROBE))) provoke(next_hop);
-  if (neighbour.state & NUD_FAILED)
+  // The kernel goes on asking in turns; what it found out in the last one stays true until there is an
+  // answer.
+  if (neighbour.state & NUD_FAILED) silent_.insert(next_hop);
+  if (silent_.contains(next_hop))
     error =
         std::string(next_hop.is_v4() ? "no answer to ARP for " : "no answer to neighbour discovery for ") +
         next_hop.to_string() + " on " + device_ + ": is the switch up and on this network?";

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "host/soft_engine.h"
@@ -70,6 +71,7 @@ class KernelResolver final : public Resolver {
   std::unique_ptr<mnl_socket, SocketCloser> socket_;
   uint32_t sequence_ = 0;
   std::map<IpAddress, Time> provoked_;  // when last, by next hop
+  std::set<IpAddress> silent_;          // next hops that have not answered at least once
 };
 
 }  // namespace millrace::host

@@ -162,7 +162,10 @@ void Benchmark::print_start() {
               o_.stripes > 1 ? "s" : "");
   std::printf("# transport %s\n# path %s, memory %s\n", transport, info.path, info.memory);
   std::printf("# %d warm-up and %d timed iterations, %d in flight, %s\n#\n", o_.warmups, o_.iterations,
-              o_.inflight, o_.check ? "every element checked" : "not checked");
+              o_.inflight,
+              o_.barrier ? "nothing to check"
+              : o_.check ? "every element checked"
+                         : "not checked");
 }
 
 void Benchmark::print_header() {

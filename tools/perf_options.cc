@@ -121,6 +121,7 @@ Options parse_options(int argc, char** argv) {
   CLI::App app{
       "Measures collectives reduced in the network and checks every result. Start it once per rank."};
   app.set_version_flag("--version", std::string("millrace-perf ") + mr_version());
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // as getopt has it
   app.failure_message([](const CLI::App*, const CLI::Error& e) {
     return std::string("millrace-perf: ") + e.what() + " (see millrace-perf --help)\n";
   });
