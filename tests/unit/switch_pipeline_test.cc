@@ -87,7 +87,7 @@ class PipelineTest : public ::testing::Test {
   }
   Frame frame(uint16_t port, const Bytes& bytes) {
     Frame f = Frame::allocate(pool_);
-    std::memcpy(f.buffer()->data(), bytes.data(), bytes.size());
+    std::copy(bytes.begin(), bytes.end(), f.buffer()->data());
     f.buffer()->length = static_cast<uint32_t>(bytes.size());
     f.set_port(port);
     return f;
