@@ -18,6 +18,9 @@ constexpr uint16_t kLinkEthernet = 1;
 constexpr uint16_t kEndOfOptions = 0, kUserApplication = 4, kInterfaceName = 2, kTimeResolution = 9,
                    kPacketFlags = 2, kReceived = 4, kDropped = 5;
 constexpr size_t kBuffer = 1 << 20;
+// What an interface's statistics, written last, take of the limit: 12 bytes of block, 12 fixed, two options,
+// end.
+constexpr size_t kStatisticsMax = 12 + 12 + 2 * 12 + 4;
 constexpr size_t kPacketOverhead =
     32 + 12;  // of an enhanced packet block: fixed part, flags and end of options
 
@@ -184,7 +187,8 @@ bool Capture::write_pending() {
 void Capture::append_packet(const Record& record, std::span<const uint8_t> bytes) {
   const uint64_t padded = align_up(bytes.size(), 4);
   const auto total = static_cast<uint32_t>(kPacketOverhead + padded);
-  if (file_bytes_.load(std::memory_order_relaxed) + buffer_.size() + total > config_.limit) {
+  if (file_bytes_.load(std::memory_order_relaxed) + buffer_.size() + total + kStatisticsMax * interfaces_ >
+      config_.limit) {
     beyond_limit_.fetch_add(1, std::memory_order_relaxed);
     return;
   }

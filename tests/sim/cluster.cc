@@ -13,7 +13,7 @@ constexpr MacAddress kSwitchMac{{2, 0, 0, 0, 0, 1}};
 Frame frame_of(FramePool& pool, std::span<const uint8_t> bytes) {
   Frame f = Frame::allocate(pool);
   if (!f) return f;
-  std::memcpy(f.buffer()->data(), bytes.data(), bytes.size());
+  std::copy(bytes.begin(), bytes.end(), f.buffer()->data());
   f.buffer()->length = static_cast<uint32_t>(bytes.size());
   return f;
 }
