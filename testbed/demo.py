@@ -1,0 +1,281 @@
+#!/usr/bin/python3
+"""The demo behind testbed/demo, once everything is installed and built."""
+
+import argparse
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass
+
+from lab import Lab, LabError, perf_rows
+
+TYPES = ("f32", "f64", "f16", "bf16", "u8", "i8", "i32", "u32", "i64", "u64")
+OPERATORS = ("sum", "prod", "min", "max")
+PART_TIMEOUT_S = 900
+
+
+@dataclass
+class Part:
+    """One run of millrace-perf on a lab of its own."""
+    title: str
+    smallest: str
+    largest: str
+    type: str = "f32"
+    op: str = "sum"
+    ipv6: bool = False
+    inflight: int = 1
+    iterations: int = 5
+    warmups: int = 1
+
+    @property
+    def is_matrix(self):
+        """Of many types and operators: too long a table to print whole."""
+        return "all" in (self.type, self.op)
+
+    def cases(self):
+        """How many lines millrace-perf will print."""
+        smallest, largest = (number(size) for size in (self.smallest, self.largest))
+        sizes = 1
+        while smallest << sizes <= largest:
+            sizes += 1
+        return sizes * (len(TYPES) if self.type == "all" else 1) * (len(OPERATORS) if self.op == "all" else 1)
+
+    def arguments(self):
+        return ["-b", self.smallest, "-e", self.largest, "-f", "2", "-d", self.type, "-o", self.op, "-n",
+                self.iterations, "-w", self.warmups, "-c", "1", "--inflight", self.inflight, "--stats"]
+
+
+def number(size):
+    digits = size.rstrip("KMG")
+    return int(digits) << {"": 0, "K": 10, "M": 20, "G": 30}[size[len(digits):]]
+
+
+def size_range(text):
+    match = re.fullmatch(r"(\d+[KMG]?)(?::(\d+[KMG]?))?", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"'{text}' is no size: write bytes, or MIN:MAX, as 64M or 8:64M")
+    smallest, largest = match.group(1), match.group(2) or match.group(1)
+    if number(smallest) < 1 or number(largest) < number(smallest):
+        raise argparse.ArgumentTypeError(f"'{text}': the first size must be at least 1 and at most the second")
+    return smallest, largest
+
+
+def probability(text):
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no share: write a number in 0 … 1, as 0.01")
+    return value
+
+
+def rate(text):
+    if not re.fullmatch(r"\d+(\.\d+)?[kmgt]?(bit|bps)", text, re.IGNORECASE):
+        raise argparse.ArgumentTypeError(f"'{text}' is no rate: write it as tc does, e.g. 1gbit or 200mbit")
+    return text
+
+
+def at_least_one(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"'{text}': must be at least 1")
+    return value
+
+
+def parse_options():
+    parser = argparse.ArgumentParser(prog="demo", usage="demo [options] (--help lists them)", add_help=False)
+    parser.add_argument("--hosts", type=at_least_one, default=4)
+    parser.add_argument("--size", type=size_range)
+    parser.add_argument("--type", choices=(*TYPES, "all"))
+    parser.add_argument("--op", choices=(*OPERATORS, "all"))
+    parser.add_argument("--ipv6", action="store_true")
+    parser.add_argument("--inflight", type=at_least_one)
+    parser.add_argument("--iterations", type=at_least_one)
+    parser.add_argument("--loss", type=probability)
+    parser.add_argument("--rate", type=rate)
+    parser.add_argument("--capture")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only-check-options", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.hosts > 64:
+        parser.error("argument --hosts: at most 64 on one machine")
+    if options.capture:
+        folder = os.path.dirname(os.path.abspath(options.capture))
+        if not os.path.isdir(folder):
+            parser.error(f"argument --capture: there is no folder {folder}")
+    return options
+
+
+def parts(options):
+    # A minute or two on two cores; many hosts, and waiting for lost packets, take their time.
+    usual = 1 if options.capture else 2 if options.hosts > 4 or options.loss else 5
+    iterations = options.iterations or usual
+    warmups = 0 if options.capture else 1
+    if options.size or options.type or options.op or options.ipv6 or options.inflight:
+        smallest, largest = options.size or ("8", "64M")
+        return [Part("all-reduce over " + ("IPv6" if options.ipv6 else "IPv4"), smallest, largest,
+                     options.type or "f32", options.op or "sum", options.ipv6, options.inflight or 1, iterations,
+                     warmups)]
+    return [Part("f32 sum over IPv4", "8", "64M", iterations=iterations, warmups=warmups),
+            Part("every type and operator over IPv6, two operations in flight", "8", "1M", "all", "all", True, 2,
+                 min(iterations, 2), 0)]
+
+
+def parted_name(path, number, count):
+    """Each part has a switch of its own and so a file of its own: f.pcapng, then f-2.pcapng."""
+    if path is None or count == 1 or number == 0:
+        return path
+    stem, extension = os.path.splitext(path)
+    return f"{stem}-{number + 1}{extension}"
+
+
+class Demo:
+    def __init__(self, options):
+        self.options = options
+        self.say_to = sys.stderr if options.json else sys.stdout
+        self.lab = None
+
+    def say(self, text=""):
+        print(text, file=self.say_to, flush=True)
+
+    def run(self):
+        options = self.options
+        results, wrong = [], []
+        todo = parts(options)
+        for number, part in enumerate(todo):
+            capture = parted_name(options.capture, number, len(todo))
+            self.say(f"# {options.hosts} hosts, {part.title}"
+                     + (f", {options.loss:g} of all frames lost" if options.loss else "")
+                     + (f", wires of {options.rate}" if options.rate else ""))
+            result, complaints = self.run_part(part, capture, f"demo-{number + 1}")
+            results.append(result)
+            wrong += complaints
+            self.say()
+        lines = sum(len(result["rows"]) for result in results)
+        verdict = "FAILED: " + "; ".join(wrong) if wrong else \
+            f"OK: {lines} case{'s' * (lines != 1)} (size, type, operator) reduced in the network, 0 wrong"
+        if options.json:
+            print(json.dumps({"ok": not wrong, "verdict": verdict, "hosts": options.hosts, "parts": results}))
+        else:
+            self.say(verdict)
+        return 1 if wrong else 0
+
+    def run_part(self, part, capture, name):
+        """(what to report, what was wrong)."""
+        options = self.options
+        wrong = []
+        lab = self.lab = Lab(hosts=options.hosts, ipv6=part.ipv6, rate=options.rate, capture=capture,
+                             capture_limit="4GiB",
+                             impair={"loss": options.loss} if options.loss else None, name=name)
+        with lab:
+            before = [lab.link_bytes(host) for host in range(1, options.hosts + 1)]
+            outcomes = lab.perf(*part.arguments(), timeout=PART_TIMEOUT_S, listen=self.listener(part))
+            links = [[now - then for now, then in zip(lab.link_bytes(host), before[host - 1])]
+                     for host in range(1, options.hosts + 1)]
+            for outcome in outcomes:
+                if outcome.code != 0:
+                    how = "did not end" if outcome.code is None else f"ended with {outcome.code}"
+                    wrong.append(f"rank {outcome.rank} {how}: {last_line(outcome.err or outcome.out)}")
+            rows = perf_rows(outcomes[0])
+            if not rows and not wrong:
+                wrong.append("nothing was measured")
+            wrong += [f"{row.wrong} wrong elements at {row}" for row in rows if row.wrong]
+            counters = lab.counters()
+            code, _ = lab.stop_switch()
+            if code != 0:
+                wrong.append(f"the switch ended with {code}: {last_line(lab.switch.stderr())}")
+            if wrong:
+                # Leaving the block by an exception keeps the logs; it is reported like any other failure.
+                raise PartFailed(wrong)
+        reduced = sum(row.bytes * row.calls for row in rows)
+        if part.is_matrix:
+            self.show_matrix(rows)
+        self.show(counters, links, reduced, capture)
+        return {"title": part.title, "ipv6": part.ipv6, "rows": [vars(row) for row in rows], "counters": counters,
+                "hosts_transport": outcomes[0].result.get("stats"),
+                "links": [{"sent": sent, "received": received} for sent, received in links],
+                "reduced_bytes": reduced, "capture": capture}, wrong
+
+    def listener(self, part):
+        """What to do with rank 0's output: the table as it comes, or, where that is too long, how far it is."""
+        if not part.is_matrix and not self.options.json:
+            return lambda text: (self.say_to.write(text), self.say_to.flush())
+        total, state = part.cases(), {"lines": 0, "tenth": -1}
+        terminal = self.say_to.isatty()
+
+        def count(text):
+            state["lines"] += sum(1 for line in text.splitlines() if re.match(r" +\d", line))
+            tenth = 10 * state["lines"] // total
+            if terminal:
+                print(f"\r# {state['lines']} of {total} reduced and verified", end="", file=self.say_to, flush=True)
+                if state["lines"] == total:
+                    self.say()
+            elif tenth // 2 != state["tenth"] // 2:  # a plain line per fifth
+                self.say(f"# {state['lines']} of {total} reduced and verified")
+            state["tenth"] = tenth
+        return count
+
+    def show_matrix(self, rows):
+        types, operators = (list(dict.fromkeys(getattr(row, key) for row in rows)) for key in ("type", "op"))
+        largest = max(row.bytes for row in rows)
+        self.say(f"# sizes, wrong elements, and algbw in GB/s of {largest} B")
+        self.say("  " + f"{'type':>8}" + "".join(f"{op:>24}" for op in operators))
+        for kind in types:
+            cells = []
+            for op in operators:
+                mine = [row for row in rows if (row.type, row.op) == (kind, op)]
+                last = mine[-1]
+                cells.append(f"{len(mine):3d} {sum(row.wrong for row in mine):3d} wrong  "
+                             f"{last.bytes / last.seconds / 1e9:6.3f}")
+            self.say("  " + f"{kind:>8}" + "".join(f"{cell:>24}" for cell in cells))
+
+    def show(self, counters, links, reduced, capture):
+        def total(suffix):
+            return sum(value for name, value in counters.items()
+                       if name.startswith("ports.") and name.endswith(suffix))
+        get = counters.get
+        self.say(f"# switch: {get('aggregation.contributions', 0)} packets added up, "
+                 f"{get('aggregation.results_sent', 0)} results sent, {total('.lost')} frames lost on purpose, "
+                 f"{get('aggregation.retransmitted_packets', 0)} packets sent again, "
+                 f"{get('aggregation.naks_sent', 0)} NAKs and {get('aggregation.rnr_naks_sent', 0)} RNR NAKs sent, "
+                 f"{get('aggregation.naks_received', 0)} NAKs received, "
+                 f"{get('aggregation.duplicate_request', 0)} duplicates absorbed")
+        sent, received = max(s for s, _ in links), max(r for _, r in links)
+        ring = 2 * (self.options.hosts - 1) / self.options.hosts
+        self.say(f"# links: of {reduced} bytes reduced, the busiest host sent {sent / reduced:.3f} × and received "
+                 f"{received / reduced:.3f} × (a ring of {self.options.hosts} carries {ring:.2f} ×)")
+        if capture:
+            beyond = get("capture.beyond_limit", 0) + get("capture.missed", 0)
+            self.say(f"# capture: {get('capture.captured', 0)} frames in {capture}"
+                     + (f"; {beyond} MORE DID NOT FIT" if beyond else ""))
+
+
+class PartFailed(LabError):
+    def __init__(self, wrong):
+        super().__init__("; ".join(wrong))
+
+
+def last_line(text):
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no word"
+
+
+def main():
+    options = parse_options()
+    if options.only_check_options:
+        return 0
+    demo = Demo(options)
+    try:
+        return demo.run()
+    except (LabError, RuntimeError) as error:
+        text = f"FAILED: {error}"
+        print(json.dumps({"ok": False, "verdict": text}) if options.json else text, flush=True)
+        if demo.lab and demo.lab.kept_logs:
+            print(f"demo: what the switch and every rank said is in {demo.lab.kept_logs}/", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demo: interrupted; everything is cleaned up", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

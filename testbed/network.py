@@ -1,0 +1,261 @@
+"""Hosts in network namespaces, each with one veth to a namespace in the middle: the wires of a lab.
+
+A network's names carry its owner's pid, so labs never meet, and what a SIGKILLed owner has left behind can be told
+from what is in use: the next network to start sweeps it away."""
+
+import atexit
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+
+from process import Process, run
+
+IPV4, IPV6 = "10.77.0.{}", "fd77::{}"
+SWITCH_HOST_NUMBER = 100
+_NAME = re.compile(r"^mr(\d+)(?:x\d+)?-(?:sw|h\d+)$")
+_OFFLOADS = ("tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off")
+_open_networks = 0
+
+
+class LabError(RuntimeError):
+    """The lab could not do its part; the text says what, and what the program concerned had to say."""
+
+
+class Network:
+    """Namespaces mrPID-sw and mrPID-h1 … mrPID-hN; interfaces sw1 … swN in the first, eth0 in each host's.
+
+    hosts: how many. mtu: of every interface, in bytes. rate: e.g. "1gbit", shapes both ends of each wire by tbf.
+    bridge: a kernel bridge joins sw1 … swN (the lab of a baseline that needs no switch of ours). logs: where the
+    working folder goes, under `name`, when the block ends by an exception; None: nowhere.
+
+    A context manager; everything is gone after the block, however it ends."""
+
+    def __init__(self, hosts=4, mtu=4200, rate=None, bridge=False, name="lab", logs=None):
+        self.hosts, self.mtu, self.rate, self.bridge = hosts, mtu, rate, bridge
+        self.name, self.logs = name, logs
+        self.kept_logs = None
+        self.directory = None
+        self.processes = []
+        self.prefix = None
+        self._namespaces = []
+
+    # Names and addresses. Hosts are numbered from 1.
+
+    @property
+    def switch_namespace(self):
+        return f"{self.prefix}-sw"
+
+    def namespace(self, host):
+        return f"{self.prefix}-h{host}"
+
+    @staticmethod
+    def address(host, ipv6=False):
+        return (IPV6 if ipv6 else IPV4).format(host)
+
+    @staticmethod
+    def switch_address(ipv6=False):
+        return (IPV6 if ipv6 else IPV4).format(SWITCH_HOST_NUMBER)
+
+    # Life.
+
+    def __enter__(self):
+        if os.geteuid() != 0:
+            raise LabError("a lab makes network namespaces and packet sockets: run it as root (sudo)")
+        _terminate_by_exception()
+        sweep()
+        global _open_networks
+        suffix = f"x{_open_networks}" if _open_networks else ""
+        _open_networks += 1
+        self.prefix = f"mr{os.getpid()}{suffix}"
+        self.directory = tempfile.mkdtemp(prefix=self.prefix + "-")
+        atexit.register(self.close)
+        try:
+            with open(os.path.join(self.directory, "owner"), "w") as file:
+                file.write(_start_time(os.getpid()) or "")
+            self._make()
+        except BaseException as error:
+            self.close(failed=isinstance(error, Exception))
+            raise
+        return self
+
+    def __exit__(self, kind, value, traceback):
+        self.close(failed=kind is not None and issubclass(kind, Exception))
+
+    def close(self, failed=False):
+        """Stops what was started and removes what was made. Again is harmless."""
+        if self.directory is None:
+            return
+        # A second Ctrl-C must not leave half of it behind.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            self._stop_processes()
+            for namespace in self._namespaces:
+                run("ip", "netns", "del", namespace, check=False)
+            if failed and self.logs:
+                self.kept_logs = _keep(self.directory, self.logs, self.name)
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self.directory = None
+            global _open_networks
+            _open_networks -= 1
+            atexit.unregister(self.close)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+    def _stop_processes(self):
+        for process in reversed(self.processes):
+            process.stop(grace=3)
+
+    # Making.
+
+    def _make(self):
+        self._add_namespace(self.switch_namespace)
+        # The kernel must stay silent on the switch's side: no neighbour discovery of its own there.
+        self._sysctl(self.switch_namespace, "net/ipv6/conf/default/disable_ipv6", 1)
+        if self.bridge:
+            run("ip", "-n", self.switch_namespace, "link", "add", "br0", "mtu", self.mtu, "type", "bridge")
+            run("ip", "-n", self.switch_namespace, "link", "set", "br0", "up")
+        for host in range(1, self.hosts + 1):
+            self._make_host(host)
+
+    def _make_host(self, host):
+        ours, theirs, port = self.namespace(host), self.switch_namespace, f"sw{host}"
+        self._add_namespace(ours)
+        for kind in ("all", "default"):
+            # Addresses are usable at once, and no router is looked for.
+            self._sysctl(ours, f"net/ipv6/conf/{kind}/accept_dad", 0)
+            self._sysctl(ours, f"net/ipv6/conf/{kind}/router_solicitations", 0)
+        run("ip", "link", "add", port, "netns", theirs, "mtu", self.mtu, "type", "veth",
+            "peer", "name", "eth0", "netns", ours, "mtu", self.mtu)
+        for namespace, device in ((theirs, port), (ours, "eth0")):
+            # A frame that leaves with its checksum still to be filled in, or longer than the MTU, is none.
+            run("ethtool", "-K", device, *_OFFLOADS, namespace=namespace)
+            if self.rate:
+                run("ip", "netns", "exec", namespace, "tc", "qdisc", "replace", "dev", device, "root", "tbf",
+                    "rate", self.rate, "burst", "256kb", "latency", "50ms")
+        if self.bridge:
+            run("ip", "-n", theirs, "link", "set", port, "master", "br0")
+        run("ip", "-n", theirs, "link", "set", port, "up")
+        run("ip", "-n", ours, "link", "set", "lo", "up")
+        run("ip", "-n", ours, "link", "set", "eth0", "up")
+        run("ip", "-n", ours, "addr", "add", self.address(host) + "/24", "dev", "eth0")
+        run("ip", "-n", ours, "addr", "add", self.address(host, ipv6=True) + "/64", "dev", "eth0", "nodad")
+
+    def _add_namespace(self, name):
+        self._namespaces.append(name)
+        run("ip", "netns", "add", name)
+
+    @staticmethod
+    def _sysctl(namespace, key, value):
+        run("sh", "-c", f"echo {value} > /proc/sys/{key}", namespace=namespace)
+
+    # Use.
+
+    def start(self, name, command, host=None, environment=None):
+        """A process that runs beside: in a host's namespace, host 0 for the middle one, None for ours."""
+        namespace = None
+        if host is not None:
+            namespace = self.namespace(host) if host else self.switch_namespace
+        process = Process(name, command, self.directory, namespace, environment)
+        self.processes.append(process)
+        return process
+
+    def run(self, host, *command, check=True, timeout=60):
+        """A command to its end in a host's namespace (0: the middle one); what it printed."""
+        return run(*command, namespace=self.namespace(host) if host else self.switch_namespace, check=check,
+                   timeout=timeout)
+
+    def link_bytes(self, host):
+        """(sent, received) of a host's eth0, as its kernel counts: bytes with their Ethernet headers."""
+        stats = self._link(host)["stats64"]
+        return stats["tx"]["bytes"], stats["rx"]["bytes"]
+
+    def mac(self, host):
+        return self._link(host)["address"]
+
+    def _link(self, host):
+        return json.loads(run("ip", "-n", self.namespace(host), "-j", "-s", "link", "show", "dev", "eth0"))[0]
+
+    def icmp_unreachable_sent(self, host):
+        """Destination-unreachable messages that a host's kernel has sent, IPv4 and IPv6 together."""
+        total = 0
+        lines = self.run(host, "cat", "/proc/net/snmp").splitlines()
+        rows = [line.split() for line in lines if line.startswith("Icmp:")]
+        total += int(rows[1][rows[0].index("OutDestUnreachs")])
+        for line in self.run(host, "cat", "/proc/net/snmp6").splitlines():
+            name, value = line.split()
+            if name == "Icmp6OutDestUnreachs":
+                total += int(value)
+        return total
+
+
+def namespaces():
+    return [line.split()[0] for line in run("ip", "netns", "list").splitlines() if line]
+
+
+def sweep():
+    """Removes what labs have left whose owner is gone: their processes (those in their namespaces), namespaces
+    and working folders."""
+    for name in namespaces():
+        match = _NAME.match(name)
+        if not match or _alive(int(match.group(1))):
+            continue
+        for pid in run("ip", "netns", "pids", name, check=False).split():
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        run("ip", "netns", "del", name, check=False)
+    for entry in os.scandir(tempfile.gettempdir()):
+        match = re.match(r"^mr(\d+)(?:x\d+)?-", entry.name)
+        if match and entry.is_dir(follow_symlinks=False) and not _alive(int(match.group(1))) \
+                and os.path.exists(os.path.join(entry.path, "owner")):
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _start_time(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _alive(pid):
+    # A pid may have been given to somebody else meanwhile: its start time tells. Without the owner's note (a lab
+    # that has only begun) a living pid counts as the owner.
+    start = _start_time(pid)
+    if start is None:
+        return False
+    for entry in os.scandir(tempfile.gettempdir()):
+        if re.match(rf"^mr{pid}(?:x\d+)?-", entry.name):
+            try:
+                with open(os.path.join(entry.path, "owner")) as file:
+                    noted = file.read()
+                if noted and noted != start:
+                    return False
+            except OSError:
+                pass
+    return True
+
+
+def _keep(directory, logs, name):
+    """Moves a lab's working folder to logs/name, sockets left out; the path."""
+    target = os.path.join(logs, name)
+    shutil.rmtree(target, ignore_errors=True)
+    os.makedirs(target, exist_ok=True)
+    for entry in os.scandir(directory):
+        if entry.is_file(follow_symlinks=False) and entry.name != "owner":
+            shutil.copy(entry.path, target)
+    return target
+
+
+def _terminate_by_exception():
+    # SIGTERM unwinds like Ctrl-C, so that `with` blocks clean up.
+    if threading.current_thread() is threading.main_thread() and \
+            signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -1,0 +1,101 @@
+#!/usr/bin/python3
+"""What a newcomer types, on a built tree."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import e2e
+from check_capture import check, packets_per_member
+
+sys.path.insert(0, os.path.join(e2e.ROOT, "testbed"))
+import network  # noqa: E402
+
+BUDGET_S = 400
+DEMO = os.path.join(e2e.ROOT, "testbed", "demo")
+
+
+def traces():
+    """What a demo that has ended could have left: namespaces and folders of labs without an owner, orphaned programs of
+    ours, DPDK's files, hugepages. Other labs may be at work on this machine."""
+    def orphaned(name):
+        match = re.match(r"mr(\d+)(x\d+)?-", name)
+        return match and not os.path.exists(f"/proc/{match.group(1)}")
+
+    def status(pid):
+        try:
+            with open(f"/proc/{pid}/status") as file:
+                return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+        except (FileNotFoundError, ProcessLookupError):
+            return {}
+    processes = {(pid, s["Name"]) for pid in filter(str.isdigit, os.listdir("/proc"))
+                 if (s := status(pid)).get("PPid") == "1" and s["Name"].startswith(("millrace", "ip"))}
+    with open("/proc/sys/vm/nr_hugepages") as file:
+        hugepages = file.read()
+    return {"namespaces": {n for n in network.namespaces() if orphaned(n)}, "processes": processes,
+            "folders": {n for n in os.listdir(tempfile.gettempdir()) if orphaned(n)},
+            "dpdk": set(os.listdir("/run/dpdk")) if os.path.isdir("/run/dpdk") else set(),
+            "hugepages": hugepages}
+
+
+class Demo(unittest.TestCase):
+    def demo(self, *arguments, code=0, timeout=600):
+        before = traces()
+        done = subprocess.run([DEMO, *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
+        print(done.stdout[-6000:])
+        self.assertEqual(done.returncode, code, done.stderr[-2000:] + done.stdout[-1000:])
+        self.assertEqual(traces(), before)
+        return done
+
+    def test_as_it_is(self):
+        # Bar 1: 8 B to 64 MiB, f32 sum, IPv4; then every type and operator to 1 MiB over IPv6, two in flight.
+        result = json.loads(self.demo("--json").stdout)
+        self.assertTrue(result["ok"])
+        first, second = result["parts"]
+        self.assertEqual([row["bytes"] for row in first["rows"]], [8 << n for n in range(24)])
+        self.assertTrue(second["ipv6"])
+        self.assertEqual(len({(row["type"], row["op"], row["bytes"]) for row in second["rows"]}), 10 * 4 * 18)
+        self.assertEqual({row["wrong"] for part in result["parts"] for row in part["rows"]}, {0})
+
+    def test_eight_hosts_and_one_percent_of_loss(self):
+        # Bar 2.
+        done = self.demo("--hosts", 8, "--loss", 0.01, "--json")
+        result = json.loads(done.stdout)
+        self.assertTrue(result["ok"])
+        for part in result["parts"]:
+            counters = part["counters"]
+            self.assertEqual({row["wrong"] for row in part["rows"]}, {0})
+            self.assertGreater(counters["aggregation.retransmitted_packets"], 0)
+            self.assertGreater(part["hosts_transport"]["retransmitted"], 0)
+            for port in range(1, 9):
+                for direction in ("rx", "tx"):
+                    self.assertGreater(counters[f"ports.p{port}.impair_{direction}.lost"], 0)
+
+    def test_a_capture(self):
+        # Bar 3.
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "f.pcapng")
+            done = self.demo("--size", "1M", "--capture", file)
+            self.assertIn("OK: ", done.stdout.strip().splitlines()[-1])
+            report = check(file, min_packets=2 * 4 * packets_per_member(1 << 20))
+            self.assertEqual(report.errors, [])
+
+    def test_mistakes_are_usage_errors(self):
+        for arguments in (["--hosts", "none"], ["--size", "12Q"], ["--loss", "2"], ["--colour"], ["--type", "f31"],
+                          ["--rate", "fast"]):
+            done = self.demo(*arguments, code=2)
+            self.assertIn("demo: error", done.stderr)
+
+    def test_a_failure_says_where_the_logs_are(self):
+        done = self.demo("--hosts", 2, "--size", "8", "--capture", "/proc/nowhere.pcapng", code=1)
+        self.assertIn("FAILED", done.stdout)
+        folder = done.stderr.strip().splitlines()[-1].split(" is in ")[1]
+        self.assertTrue(os.path.exists(os.path.join(folder, "switch.err")), folder)
+
+
+if __name__ == "__main__":
+    e2e.main()
