@@ -6,6 +6,8 @@ namespace millrace {
 
 HeapFramePool::HeapFramePool(uint32_t room_bytes, uint32_t limit, bool strict)
     : room_bytes_(room_bytes), limit_(limit), strict_(strict) {
+  // A bounded pool keeps what it has once made, so that a warm one allocates nothing.
+  if (limit_ != UINT32_MAX) cache_max_ = limit_;
   if (strict_) cache_max_ = 0;
 }
 

@@ -163,8 +163,10 @@ void Cluster::inject(uint16_t from_host, std::span<const uint8_t> frame) {
 
 void Cluster::run_switch() {
   FrameList out;
+  if (around_pipeline) around_pipeline(true);
   pipeline_->process(switch_inbox_, now_, out);
   if (now_ >= pipeline_->next_deadline()) pipeline_->poll(now_, out);
+  if (around_pipeline) around_pipeline(false);
   carry(out, 0, false);
 }
 

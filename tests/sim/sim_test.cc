@@ -4,8 +4,24 @@
 
 #include <cstdlib>
 #include <memory>
+#include <new>
 
 #include "tests/sim/cluster.h"
+
+namespace {
+bool allocation_forbidden = false;
+}
+
+// NOLINTBEGIN: the replaced operators of the whole test program. Not inlined, or g++ 12 takes malloc and
+// delete for a mismatched pair.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  if (allocation_forbidden) std::abort();
+  if (void* p = std::malloc(bytes)) return p;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
+// NOLINTEND
 
 namespace millrace::sim {
 namespace {
@@ -141,6 +157,25 @@ void run_job(Cluster& c, std::vector<Communicator*>& comms, Job& job, Time limit
       << "operation not over at " << c.now().count() << " ns";
 }
 
+// A running group of the cluster's first `world` hosts, all of them unless said otherwise.
+struct Group {
+  Cluster cluster;
+  std::vector<Communicator*> comms;
+  explicit Group(const ClusterConfig& config, uint16_t world = 0)
+      : cluster(config), comms(join_all(cluster, world ? world : config.hosts)) {
+    EXPECT_TRUE(cluster.run([&] { return all_running(comms); })) << comms[0]->text();
+  }
+  // Submits the prepared job at `ranks`, at all of them when none are given.
+  void submit(Job& job, std::vector<uint16_t> ranks = {}) {
+    for (uint16_t r = 0; ranks.empty() || r < comms.size(); r++) {
+      if (r == comms.size()) break;
+      if (!ranks.empty() && std::find(ranks.begin(), ranks.end(), r) == ranks.end()) continue;
+      comms[r]->submit(job.operation[r].get(), cluster.now());
+      cluster.host(r).pump(cluster.now());
+    }
+  }
+};
+
 void expect_nothing_left(Cluster& c) {
   c.run([&] { return c.pipeline().engine().groups(c.now()).empty(); }, seconds(10));
   EXPECT_EQ(c.pipeline().engine().queue_pairs(), 0u);
@@ -219,9 +254,9 @@ TEST(Seeds, One) {
 
 TEST(AllReduce, TwoHostsSumFloats) {
   ClusterConfig cc;
-  Cluster c(cc);
-  auto comms = join_all(c, 2);
-  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Group g(cc);
+  Cluster& c = g.cluster;
+  auto& comms = g.comms;
   Job job;
   job.count = 100000;
   run_job(c, comms, job);
@@ -232,9 +267,9 @@ TEST(AllReduce, TwoHostsSumFloats) {
 TEST(AllReduce, EachLinkCarriesTheBufferOnce) {
   ClusterConfig cc;
   cc.hosts = 4;
-  Cluster c(cc);
-  auto comms = join_all(c, 4);
-  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Group g(cc);
+  Cluster& c = g.cluster;
+  auto& comms = g.comms;
   Job job;
   job.count = 4 << 20;
   run_job(c, comms, job);
@@ -248,13 +283,12 @@ TEST(AllReduce, EachLinkCarriesTheBufferOnce) {
 TEST(Ends, AHostThatDiesIsNamedWithinEightSecondsAndLeavesNothing) {
   ClusterConfig cc;
   cc.hosts = 4;
-  Cluster c(cc);
-  auto comms = join_all(c, 4);
-  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Group g(cc);
+  Cluster& c = g.cluster;
   Job job;
   job.count = 1 << 20;
   job.prepare(4);
-  for (uint16_t r = 0; r < 4; r++) comms[r]->submit(job.operation[r].get(), c.now()), c.host(r).pump(c.now());
+  g.submit(job);
   c.run_for(std::chrono::microseconds(300));
   ASSERT_FALSE(job.done());
   c.host(2).crash();
@@ -283,9 +317,9 @@ TEST(Ends, AHostThatDiesIsNamedWithinEightSecondsAndLeavesNothing) {
 TEST(Ends, ARestartedRankReplacesItsDeadSelf) {
   ClusterConfig cc;
   cc.hosts = 2;
-  Cluster c(cc);
-  auto comms = join_all(c, 2);
-  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Group g(cc);
+  Cluster& c = g.cluster;
+  auto& comms = g.comms;
   c.host(1).crash();
   c.run_for(milliseconds(10));
   Communicator& reborn = c.restart_host(1).join(c.communicator(1, 2));
@@ -300,9 +334,9 @@ TEST(Ends, ARestartedRankReplacesItsDeadSelf) {
 TEST(Ends, ARankThatIsTakenIsRefused) {
   ClusterConfig cc;
   cc.hosts = 3;
-  Cluster c(cc);
-  auto comms = join_all(c, 2);
-  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Group g(cc, 2);
+  Cluster& c = g.cluster;
+  auto& comms = g.comms;
   Communicator& thief = c.host(2).join(c.communicator(1, 2));
   ASSERT_TRUE(c.run([&] { return thief.state() == Communicator::State::kFailed; }));
   EXPECT_EQ(thief.status(), MR_ERR_REFUSED);
@@ -321,15 +355,14 @@ class Disagree : public testing::TestWithParam<Disagreement> {};
 TEST_P(Disagree, EveryRankLearnsWhoAndWhat) {
   ClusterConfig cc;
   cc.hosts = 4;
-  Cluster c(cc);
-  auto comms = join_all(c, 4);
-  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Group g(cc);
+  Cluster& c = g.cluster;
   Job job;
   job.count = 100000;
   job.prepare(4);
   GetParam().change(*job.operation[1]);
   const Time start = c.now();
-  for (uint16_t r = 0; r < 4; r++) comms[r]->submit(job.operation[r].get(), c.now()), c.host(r).pump(c.now());
+  g.submit(job);
   ASSERT_TRUE(c.run([&] { return job.done(); }));
   EXPECT_LT(c.now() - start, seconds(2));
   for (auto& o : job.operation) {
@@ -353,14 +386,13 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(Ends, TwoEqualCampsAreBothNamed) {
   ClusterConfig cc;
-  Cluster c(cc);
-  auto comms = join_all(c, 2);
-  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Group g(cc);
+  Cluster& c = g.cluster;
   Job job;
   job.count = 10;
   job.prepare(2);
   job.operation[1]->op = ReduceOp::kMin;
-  for (uint16_t r = 0; r < 2; r++) comms[r]->submit(job.operation[r].get(), c.now()), c.host(r).pump(c.now());
+  g.submit(job);
   ASSERT_TRUE(c.run([&] { return job.done(); }));
   EXPECT_NE(job.operation[0]->text.find("rank 1 operator min, rank 0 sum"), std::string::npos)
       << job.operation[0]->text;
@@ -370,13 +402,12 @@ TEST(Ends, ALateMemberIsNamed) {
   ClusterConfig cc;
   cc.hosts = 3;
   cc.engine.operation_timeout = seconds(3);
-  Cluster c(cc);
-  auto comms = join_all(c, 3);
-  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Group g(cc);
+  Cluster& c = g.cluster;
   Job job;
   job.count = 10;
   job.prepare(3);
-  for (uint16_t r : {0, 2}) comms[r]->submit(job.operation[r].get(), c.now()), c.host(r).pump(c.now());
+  g.submit(job, {0, 2});
   ASSERT_TRUE(c.run([&] { return job.operation[0]->done && job.operation[2]->done; }));
   EXPECT_EQ(job.operation[0]->status, MR_ERR_LATE);
   EXPECT_NE(job.operation[0]->text.find("rank 1 (10.77.0.2)"), std::string::npos) << job.operation[0]->text;
@@ -401,13 +432,13 @@ TEST(Ends, AMissingRankIsNamedAfterTheJoinTimeout) {
 TEST(Ends, AMemberThatLeavesMidOperationIsNamed) {
   ClusterConfig cc;
   cc.hosts = 3;
-  Cluster c(cc);
-  auto comms = join_all(c, 3);
-  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Group g(cc);
+  Cluster& c = g.cluster;
+  auto& comms = g.comms;
   Job job;
   job.count = 10;
   job.prepare(3);
-  for (uint16_t r : {0, 1}) comms[r]->submit(job.operation[r].get(), c.now()), c.host(r).pump(c.now());
+  g.submit(job, {0, 1});
   c.run_for(milliseconds(5));
   comms[2]->close(c.now());
   c.host(2).pump(c.now());
@@ -419,9 +450,9 @@ TEST(Ends, AMemberThatLeavesMidOperationIsNamed) {
 
 TEST(Ends, AnAdministratorsAbortReachesAll) {
   ClusterConfig cc;
-  Cluster c(cc);
-  auto comms = join_all(c, 2);
-  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Group g(cc);
+  Cluster& c = g.cluster;
+  auto& comms = g.comms;
   FrameList out;
   const uint32_t id = c.pipeline().engine().groups(c.now())[0].id;
   ASSERT_TRUE(c.pipeline().abort_group(id, "maintenance", c.now(), out));
@@ -494,9 +525,9 @@ TEST(Join, AnAbsentSwitchIsReportedWithinTheTimeout) {
 
 TEST(Shutdown, TellsEveryMemberAndDrains) {
   ClusterConfig cc;
-  Cluster c(cc);
-  auto comms = join_all(c, 2);
-  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Group g(cc);
+  Cluster& c = g.cluster;
+  auto& comms = g.comms;
   FrameList out;
   c.pipeline().shutdown(c.now(), out);
   ASSERT_TRUE(c.run(
@@ -509,14 +540,97 @@ TEST(Shutdown, TellsEveryMemberAndDrains) {
   EXPECT_TRUE(c.run([&] { return c.pipeline().drained(); }, seconds(60)));
 }
 
+// Segment s + window before result s: RNR NAKs, until the others have caught up, and nothing worse.
+TEST(Window, ABreachDrawsRnrNaksAndNothingWorse) {
+  ClusterConfig cc;
+  cc.engine.window = 2;
+  Cluster c(cc);
+  Communicator& honest = c.host(0).join(c.communicator(0, 2));
+  // Rank 1 by hand, on the transport itself, with no window of its own.
+  host::SoftEngine& endpoint = c.host(1).endpoint();
+  host::ConnectRequest request;
+  request.switch_address = c.switch_address();
+  request.join.key.fill(1);
+  request.join.rank = 1;
+  request.join.world = 2;
+  request.window = 64;
+  const host::LinkId link = endpoint.connect(request);
+  ASSERT_TRUE(c.run([&] { return honest.state() == Communicator::State::kRunning; }));
+  const uint32_t group = c.pipeline().engine().groups(c.now())[0].id;
+
+  constexpr uint32_t kSegments = 7, kBytes = 65472;
+  std::vector<int32_t> mine(kSegments * kBytes / 4, 5), sum(mine.size(), -1), theirs(mine.size(), 37),
+      other(mine.size(), -1);
+  const uint32_t rkey = endpoint.register_memory(sum.data(), sum.size() * 4);
+  for (uint32_t s = 0; s < kSegments; s++) {
+    aggregation::SegmentHeader h;
+    h.magic = aggregation::kMagic;
+    h.version = 1, h.collective = 1, h.op = 1, h.type = h.wire_type = 3;
+    h.flags = s + 1 == kSegments ? aggregation::kFlagLast : 0;
+    h.group = group, h.rank = uint16_t{1};
+    h.total = uint64_t{kSegments * kBytes}, h.offset = uint64_t{s * kBytes};
+    h.length = h.payload_bytes = kBytes;
+    h.result_address = reinterpret_cast<uintptr_t>(sum.data()) + s * kBytes;
+    h.result_rkey = rkey;
+    ASSERT_TRUE(
+        endpoint.post_segment(link, s, h, {reinterpret_cast<uint8_t*>(mine.data()) + s * kBytes, kBytes}));
+  }
+  c.run_for(milliseconds(50));
+  const auto counters = c.pipeline().engine().counters();
+  EXPECT_GT(counters.window_breaches, 0u);
+  EXPECT_GT(counters.rnr_naks_sent, 0u);
+  EXPECT_EQ(counters.segments, 2u);
+  EXPECT_EQ(counters.groups_failed, 0u);
+
+  Operation op;
+  op.op = ReduceOp::kSum;
+  op.type = DataType::kI32;
+  op.send = reinterpret_cast<uint8_t*>(theirs.data());
+  op.recv = reinterpret_cast<uint8_t*>(other.data());
+  op.bytes = theirs.size() * 4;
+  honest.submit(&op, c.now());
+  c.host(0).pump(c.now());
+  ASSERT_TRUE(c.run([&] { return op.done; }));
+  c.run_for(milliseconds(100));
+  EXPECT_EQ(op.status, MR_OK) << op.text;
+  EXPECT_EQ(std::count(sum.begin(), sum.end(), 42), static_cast<long>(sum.size()));
+  EXPECT_EQ(std::count(other.begin(), other.end(), 42), static_cast<long>(other.size()));
+}
+
+// Style's promise: between a burst in and a burst out, nothing is allocated.
+TEST(HotPath, ReducingAllocatesNothing) {
+  ClusterConfig cc;
+  cc.hosts = 3;
+  cc.switch_frames = 4000;
+  cc.wire.loss = 0.01;
+  Group g(cc);
+  {
+    FrameList all;
+    for (uint32_t i = 0; i < cc.switch_frames / 2; i++) all.push(Frame::allocate(g.cluster.switch_pool()));
+  }
+  // Connections may still be completing (a lost RTU): that is joining, which may allocate.
+  Job first;
+  run_job(g.cluster, g.comms, first);
+  for (DataType type : {DataType::kF32, DataType::kBf16}) {
+    Job job;
+    job.type = type;
+    job.count = 200000;
+    g.cluster.around_pipeline = [](bool inside) { allocation_forbidden = inside; };
+    run_job(g.cluster, g.comms, job);
+    g.cluster.around_pipeline = nullptr;
+    job.check();
+  }
+  EXPECT_GT(g.cluster.pipeline().engine().counters().retransmitted_packets, 0u);
+}
+
 TEST(Pools, ATinyFramePoolSlowsAndNeverCorrupts) {
   ClusterConfig cc;
   cc.hosts = 3;
   cc.switch_frames = 420;
   cc.wire.gbit = 100;
-  Cluster c(cc);
-  auto comms = join_all(c, 3);
-  ASSERT_TRUE(c.run([&] { return all_running(comms); }));
+  Group g(cc);
+  Cluster& c = g.cluster;
+  auto& comms = g.comms;
   Job job;
   job.count = 500000;
   run_job(c, comms, job);
