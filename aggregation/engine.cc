@@ -199,6 +199,7 @@ void Engine::Impl::tick_group(Group& g, Time now) {
 void Engine::Impl::tick(Time now) {
   next_tick = groups.empty() ? kNever : now + kGroupTick;
   for (auto& [qpn, link] : by_qpn) {
+    if (link->disconnected) continue;  // it has said goodbye and owes nothing
     if (now >= link->qp.next_deadline()) {
       if (link->qp.dead(now) && link->group->state != Group::State::kFailed)
         lost(*link,
@@ -234,6 +235,7 @@ void Engine::Impl::poll(Time now, FrameList& out) {
     active_head = (active_head + 1) % active.size();
     active_size--;
     link.queued = false;
+    if (link.disconnected) continue;
     if (link.qp.emit(pool, combine, kPacketsPerTurn, now, out)) queue(link);
     next_tick = std::min(next_tick, link.qp.next_deadline());
   }

@@ -28,7 +28,7 @@ struct EngineConfig {
   uint16_t cm_port = 18600;            // RDMA port space TCP
   uint32_t mtu = 4096;                 // path MTU of members, bytes: 256 … 4096
   uint32_t segment_bytes = 65472;      // payload of one segment; MTU − 64 plus a multiple of the MTU
-  uint16_t window = 8;                 // segments outstanding per stripe
+  uint16_t window = 4;                 // segments outstanding per stripe; few, so that slots stay in cache
   uint64_t memory_limit = 256u << 20;  // bytes of frames and accumulators that groups may reserve together
   uint32_t groups_max = 1024;
   uint32_t world_max = 1024;  // members of one group

@@ -29,6 +29,7 @@ struct Engine::Impl {
 
   // engine_segment.cc
   void handle_request(Link& link, Frame frame, const roce::Packet& packet, Time now);
+  bool may_begin(Link& link, Time now);
   bool begin_segment(Link& link, const roce::Packet& packet, Time now);
   void contribute(Link& link, Frame frame, std::span<uint8_t> data);
   void release_chunk(Group& group, uint8_t stripe, SegmentSlot& slot, uint32_t chunk);
@@ -42,6 +43,7 @@ struct Engine::Impl {
   void start(Group& group);
   void settle_contested(Time now, FrameList& out);
   uint64_t memory_needed(uint16_t world, uint8_t stripes) const;
+  uint32_t requests_per_link() const;
   uint32_t chunks_per_segment() const { return ChunkMap{config.mtu}.count(config.segment_bytes); }
 
   // engine_end.cc

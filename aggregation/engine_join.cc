@@ -26,8 +26,12 @@ uint64_t Engine::Impl::memory_needed(uint16_t world, uint8_t stripes) const {
   // 2 × window segments of frames per stripe: those that gather, and those whose results are not
   // acknowledged.
   const uint64_t frames = uint64_t{2} * config.window * chunks * (config.mtu + kFrameOverhead);
-  return stripes * (frames + SlotRing::bytes(config.window, chunks, world, config.mtu));
+  const uint64_t link = sizeof(Link) + roce::RcRequester::bytes(requests_per_link());
+  return stripes * (frames + SlotRing::bytes(config.window, chunks, world, config.mtu) + world * link);
 }
+
+// 2 × window results, START, a terminal message, probes.
+uint32_t Engine::Impl::requests_per_link() const { return 2u * config.window * chunks_per_segment() + 8; }
 
 bool Engine::Impl::authorised(const roce::CmEvent& request, const JoinRequest& join) const {
   const auto tenant = config.tenants.find(join.tenant);
@@ -140,9 +144,7 @@ void Engine::Impl::admit(const roce::CmEvent& request, const JoinRequest& j, Tim
       Link* old = nullptr;
       for (auto& l : m->links)
         if (l) old = l.get();
-      roce::WorkRequest probe;
-      probe.kind = roce::WorkRequest::Kind::kWrite;
-      old->qp.requester().post(std::move(probe));
+      old->qp.probe();
       queue(*old);
       contested.push_back({request, j, old->qp.local().value, now, now + kContestTime});
       cm.mra(request.id, kContestTime, now, out);
@@ -176,8 +178,7 @@ void Engine::Impl::admit(const roce::CmEvent& request, const JoinRequest& j, Tim
   qc.expected_psn = request.remote.first_psn;
   qc.requester.first_psn = first_psn;
   qc.requester.mtu = config.mtu;
-  // 2 × window results, START, a terminal message, probes.
-  qc.requester.requests_max = 2u * config.window * chunks_per_segment() + 8;
+  qc.requester.requests_max = requests_per_link();
   qc.requester.retransmit_timeout = config.retransmit_timeout;
   qc.probe_after = config.probe_after;
   qc.peer_dead = config.peer_dead;
@@ -248,6 +249,10 @@ void Engine::Impl::settle_contested(Time now, FrameList& out) {
       continue;
     }
     if (!gone) lost(*old->second, "did not answer when its rank joined again", now);
+    if (shutting_down) {
+      refuse(c.request.id, {Code::kShuttingDown, 0, "the switch is shutting down"}, now, out);
+      continue;
+    }
     admit(c.request, c.join, now, out);
   }
 }

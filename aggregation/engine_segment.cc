@@ -19,7 +19,22 @@ bool agree(const SegmentHeader& a, const SegmentHeader& b) {
          a.total == b.total && a.offset == b.offset && a.length == b.length;
 }
 
+// The id of a segment's last result among a queue pair's requests.
+constexpr uint64_t result_id(uint64_t segment) { return segment + 1; }
+
 }  // namespace
+
+// Whether the window allows the link's next segment: result s − window has left for this member. Such a
+// segment says that the member has seen that result, whether or not its ACK has come, so at most window
+// results are left unacknowledged when the next is posted.
+bool Engine::Impl::may_begin(Link& link, Time now) {
+  const SlotRing& slots = link.group->stripe[link.stripe].slots;
+  if (!slots.admits(link.segment)) return false;
+  if (link.segment < slots.window()) return true;
+  const bool seen = link.qp.requester().acknowledge_through(result_id(link.segment - slots.window()), now);
+  forget_completions(link);
+  return seen;
+}
 
 // Enters the header of a segment's first packet into its slot. False: a breach, which has failed the group.
 bool Engine::Impl::begin_segment(Link& link, const roce::Packet& p, Time now) {
@@ -37,17 +52,12 @@ bool Engine::Impl::begin_segment(Link& link, const roce::Packet& p, Time now) {
     breach(link, std::string("sent a segment header with a fault: ") + wrong, now);
     return false;
   }
-  // Segment s + window says that this member has seen result s, whether or not its ACK has come.
-  if (link.segment >= slots.window()) {
-    link.qp.requester().acknowledge_through(link.segment - slots.window() + 1, now);
-    forget_completions(link);
-  }
-
   SegmentSlot& slot = slots.slot(link.segment);
   if (slot.headers == 0) {
     slot.counter = link.segment;
     slot.first_rank = link.member->rank;
     slot.since = now;
+    slot.reducer = {};
     if (h.length.value() != 0)
       slot.reducer = Reducer::get(static_cast<DataType>(h.type), static_cast<ReduceOp>(h.op));
   }
@@ -75,8 +85,7 @@ void Engine::Impl::handle_request(Link& link, Frame frame, const roce::Packet& p
     }
     return;
   }
-  if (p.op->starts() && g.state != Group::State::kJoining && g.state != Group::State::kFailed &&
-      !g.stripe[link.stripe].slots.admits(link.segment)) {
+  if (p.op->starts() && g.state == Group::State::kRunning && !may_begin(link, now)) {
     counters.window_breaches++;
     responder.not_ready(kRnrTimerCode);
     return;
@@ -100,7 +109,8 @@ void Engine::Impl::handle_request(Link& link, Frame frame, const roce::Packet& p
     return;
   }
   if (p.op->starts() && !begin_segment(link, p, now)) return;
-  if (g.state == Group::State::kDisagreeing) link.absorb = true;
+  // The header may have shown a disagreement, or even settled one: nothing is summed any more.
+  if (g.state != Group::State::kRunning) link.absorb = true;
 
   std::span<uint8_t> data = p.payload;
   if (p.op->starts()) data = data.subspan(kSegmentHeaderBytes);
@@ -158,7 +168,7 @@ void Engine::Impl::release_chunk(Group& g, uint8_t stripe, SegmentSlot& slot, ui
   roce::WorkRequest request;
   request.kind = last ? roce::WorkRequest::Kind::kWriteImmediate : roce::WorkRequest::Kind::kWrite;
   request.ack_request = last;
-  request.id = last ? slot.counter + 1 : 0;  // what acknowledge_through() goes by; 0 says nothing
+  request.id = last ? result_id(slot.counter) : 0;  // what acknowledge_through() goes by; 0 says nothing
   request.immediate = result_immediate(slot.counter);
   request.parts[0] = chunk.data;
   request.payload_crc = roce::crc32(0, chunk.data);

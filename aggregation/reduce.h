@@ -31,8 +31,8 @@ namespace millrace::aggregation {
 // The loops for one (type, operator), looked up once per operation; a call is then one indirect call. One
 // pointer wide, so it may be kept in a slot.
 //
-// `acc`, `in` and `out` may start at any address; ranges must be disjoint (asserted), and `bytes` a multiple of
-// the element's size (the protocol has checked it); 0 is allowed.
+// `acc`, `in` and `out` may start at any address; ranges must be disjoint (asserted), and `bytes` a multiple
+// of the element's size (the protocol has checked it); 0 is allowed.
 class Reducer {
  public:
   // Without loops: any use asserts. It exists so that an operation can hold a Reducer before it knows its

@@ -232,10 +232,11 @@ bool Context::progress(Time now) {
   bool more = handle_completions(now);  // its timers end links
   send_frames(now);
   for (auto& m : memberships_) {
-    more |= finish_requests(*m);
     // While it fails or leaves it is in progress again: the end is told once nothing can be written any more.
+    // And before its requests are, so that whoever waits for one finds the communicator's error too.
     mr_status status = m->communicator_ ? m->communicator_->status() : MR_IN_PROGRESS;
     if (status != MR_IN_PROGRESS && status != m->status()) publish(*m, status, m->communicator_->text());
+    more |= finish_requests(*m);
   }
   reap_left(now);
   if (submitted || received || rounds) spin_until_ = now + spin_;
@@ -322,6 +323,8 @@ bool Context::finish_requests(Membership& membership) {
 
 void Context::finish(mr_request* request) {
   mr_status status = request->operation.status;
+  // Frames that wait for room may borrow from the memory that the application is about to get back.
+  if (socket_) socket_->own_payloads();
   // Aborted because this host's device failed: that is what the application should hear.
   if (!failed_.empty() && status == MR_ERR_ABORTED) {
     status = MR_ERR_SYSTEM;

@@ -1,10 +1,10 @@
 /* Millrace: collectives reduced in the network. The one public header of libmillrace, plain C.
  *
- * A process makes one context (a transport with its own progress thread), joins communicators on it, and issues
- * operations, which run without further calls; test or wait tells when an operation is over. All functions may be
- * called from any thread; the operations of one communicator must be issued in the same order by all ranks.
- * Sizes are in bytes unless the name says count. Nothing falls back in silence: mr_request_info() says which path
- * a call took. */
+ * A process makes one context (a transport with its own progress thread), joins communicators on it, and
+ * issues operations, which run without further calls; test or wait tells when an operation is over. All
+ * functions may be called from any thread; the operations of one communicator must be issued in the same
+ * order by all ranks. Sizes are in bytes unless the name says count. Nothing falls back in silence:
+ * mr_request_info() says which path a call took. */
 #ifndef MILLRACE_H
 #define MILLRACE_H
 
@@ -18,20 +18,29 @@ extern "C" {
 typedef enum mr_status {
   MR_OK = 0,
   MR_IN_PROGRESS = 1,
-  MR_ERR_USAGE = 2,        /* the call's arguments are wrong; nothing was done */
-  MR_ERR_SYSTEM = 3,       /* the operating system refused something */
-  MR_ERR_UNREACHABLE = 4,  /* the switch did not answer, or stopped answering */
-  MR_ERR_REFUSED = 5,      /* the switch refused the join; the error text is its sentence */
-  MR_ERR_MISMATCH = 6,     /* the ranks disagree about an operation */
-  MR_ERR_MEMBER_LOST = 7,  /* another rank is gone */
-  MR_ERR_LATE = 8,         /* another rank did not take part in time */
-  MR_ERR_ABORTED = 9,      /* mr_abort() here, or an administrator's abort */
-  MR_ERR_PROTOCOL = 10     /* what came back makes no sense: a bug here or there */
+  MR_ERR_USAGE = 2,       /* the call's arguments are wrong; nothing was done */
+  MR_ERR_SYSTEM = 3,      /* the operating system refused something */
+  MR_ERR_UNREACHABLE = 4, /* the switch did not answer, or stopped answering */
+  MR_ERR_REFUSED = 5,     /* the switch refused the join; the error text is its sentence */
+  MR_ERR_MISMATCH = 6,    /* the ranks disagree about an operation */
+  MR_ERR_MEMBER_LOST = 7, /* another rank is gone */
+  MR_ERR_LATE = 8,        /* another rank did not take part in time */
+  MR_ERR_ABORTED = 9,     /* mr_abort() here, or an administrator's abort */
+  MR_ERR_PROTOCOL = 10    /* what came back makes no sense: a bug here or there */
 } mr_status;
 
 /* The protocol's codes. */
 typedef enum mr_type {
-  MR_U8 = 1, MR_I8, MR_I32, MR_U32, MR_I64, MR_U64, MR_F16, MR_BF16, MR_F32, MR_F64
+  MR_U8 = 1,
+  MR_I8,
+  MR_I32,
+  MR_U32,
+  MR_I64,
+  MR_U64,
+  MR_F16,
+  MR_BF16,
+  MR_F32,
+  MR_F64
 } mr_type;
 typedef enum mr_op { MR_SUM = 1, MR_PROD, MR_MIN, MR_MAX } mr_op;
 
@@ -41,24 +50,27 @@ typedef struct mr_memory mr_memory;
 typedef struct mr_request mr_request;
 
 typedef struct mr_context_config {
-  const char* transport; /* "soft" (a user-space RoCEv2 endpoint on an AF_PACKET socket), "auto"; NULL: auto */
-  const char* device;    /* network interface, e.g. "eth0"; NULL: the one that routes to the first switch joined */
+  const char*
+      transport; /* "soft" (a user-space RoCEv2 endpoint on an AF_PACKET socket), "auto"; NULL: auto */
+  const char*
+      device; /* network interface, e.g. "eth0"; NULL: the one that routes to the first switch joined */
 } mr_context_config;
 
 typedef struct mr_comm_config {
-  uint8_t key[16];       /* chosen by the job, the same at all ranks (as an ncclUniqueId is); not a secret */
+  uint8_t key[16]; /* chosen by the job, the same at all ranks (as an ncclUniqueId is); not a secret */
   int rank, size;
-  const char* switch_address; /* "10.77.0.100", "fd77::100", either with ":port" or "[..]:port"; default port 18600 */
-  int stripes;           /* queue pairs to the switch, 1 … 16; 0: 1 */
+  const char*
+      switch_address; /* "10.77.0.100", "fd77::100", either with ":port" or "[..]:port"; default port 18600 */
+  int stripes;        /* queue pairs to the switch, 1 … 16; 0: 1 */
   uint32_t tenant;
-  const char* secret;    /* the tenant's, or NULL where the switch runs open */
-  int connect_timeout_ms;   /* until the switch has answered the join; 0: 10,000 */
-  int join_timeout_ms;      /* until all ranks are there; 0: 90,000 (the switch's own is 60,000) */
+  const char* secret;     /* the tenant's, or NULL where the switch runs open */
+  int connect_timeout_ms; /* until the switch has answered the join; 0: 10,000 */
+  int join_timeout_ms;    /* until all ranks are there; 0: 90,000 (the switch's own is 60,000) */
 } mr_comm_config;
 
 typedef struct mr_request_info {
-  const char* path;      /* "network": reduced by the switch; "local": a communicator of one rank */
-  const char* memory;    /* "registered": straight from the caller's buffer; "staged": through a copy, and why */
+  const char* path;   /* "network": reduced by the switch; "local": a communicator of one rank */
+  const char* memory; /* "registered": straight from the caller's buffer; "staged": through a copy, and why */
   uint64_t bytes, segments, operation;
 } mr_request_info;
 
@@ -69,13 +81,15 @@ typedef struct mr_comm_stats {
 
 const char* mr_version(void);
 const char* mr_status_text(mr_status status); /* a name such as "member lost" */
-/* The sentence for this thread's last failed call without an object of its own to ask (mr_init, mr_comm_create). */
+/* The sentence for this thread's last failed call without an object of its own to ask (mr_init,
+ * mr_comm_create). */
 const char* mr_last_error(void);
 
 mr_status mr_init(const mr_context_config* config, mr_context** context); /* config may be NULL */
 /* Ends the progress thread. Communicators must have been destroyed (else MR_ERR_USAGE). */
 mr_status mr_finalize(mr_context* context);
-const char* mr_transport_name(mr_context* context); /* "soft", and why: "soft: no RDMA device (asked for auto)" */
+const char* mr_transport_name(
+    mr_context* context); /* "soft", and why: "soft: no RDMA device (asked for auto)" */
 
 /* Connects, joins and waits until all ranks are there. On failure *comm is NULL and mr_last_error() has the
  * sentence: the switch's own where it refused. */
@@ -95,9 +109,9 @@ int mr_comm_size(const mr_comm* comm);
 mr_status mr_register(mr_context* context, void* address, size_t bytes, mr_memory** memory);
 mr_status mr_deregister(mr_memory* memory);
 
-/* All-reduce of `count` elements: recv[i] = op over ranks of send[i]. send == recv (in place) or disjoint; other
- * overlaps are MR_ERR_USAGE. Buffers belong to the library until the request is over. On success *request must
- * be freed by mr_wait() or mr_request_free(). */
+/* All-reduce of `count` elements: recv[i] = op over ranks of send[i]. send == recv (in place) or disjoint;
+ * other overlaps are MR_ERR_USAGE. Buffers belong to the library until the request is over. On success
+ * *request must be freed by mr_wait() or mr_request_free(). */
 mr_status mr_all_reduce(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, mr_op op,
                         mr_request** request);
 mr_status mr_barrier(mr_comm* comm, mr_request** request);
@@ -111,7 +125,8 @@ mr_status mr_request_get_info(const mr_request* request, mr_request_info* info);
 const char* mr_request_error(const mr_request* request);
 
 /* Blocking forms. */
-mr_status mr_all_reduce_wait(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, mr_op op);
+mr_status mr_all_reduce_wait(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type,
+                             mr_op op);
 mr_status mr_barrier_wait(mr_comm* comm);
 
 #ifdef __cplusplus

@@ -18,11 +18,11 @@ namespace {
 constexpr uint32_t kPacketsPerTurn = 64;
 constexpr Time kResolveEvery = milliseconds(5);
 
-// The connection manager's timers are a little patient: a REP may wait for other ranks' MRAs.
 roce::CmConfig cm_config(const SoftConfig& c) {
   roce::CmConfig cm;
   cm.ca_guid = c.ca_guid;
   cm.seed = c.seed;
+  cm.retries = 100000;  // connect_timeout ends an attempt, nothing else
   return cm;
 }
 
@@ -402,6 +402,7 @@ bool SoftEngine::post_segment(LinkId id, uint64_t segment, const aggregation::Se
   request.id = segment;
   request.parts[0] = {reinterpret_cast<const uint8_t*>(&kept), sizeof(kept)};
   request.parts[1] = payload;
+  request.borrow = true;
   impl_->work = true;
   return link.qp->requester().post(std::move(request));
 }

@@ -209,17 +209,28 @@ bool SoftSocket::fill_batch() {
   if (batch_begin_ != batch_end_) return true;
   batch_begin_ = batch_end_ = 0;
   while (batch_end_ < kBurst && !waiting_.empty()) {
-    Frame frame = waiting_.pop();
-    FrameBuffer* b = frame.buffer();
-    auto& pieces = send_pieces_[batch_end_];
-    size_t n = 0;
-    pieces[n++] = {b->data(), b->length};
-    if (b->shared_length) pieces[n++] = {const_cast<uint8_t*>(b->shared_data), b->shared_length};
-    if (b->tail_length) pieces[n++] = {b->tail, b->tail_length};
-    send_messages_[batch_end_].msg_hdr.msg_iovlen = n;
-    batch_[batch_end_++] = std::move(frame);
+    batch_[batch_end_] = waiting_.pop();
+    describe(batch_end_++);
   }
   return batch_end_ != 0;
+}
+
+void SoftSocket::describe(size_t i) {
+  FrameBuffer* b = batch_[i].buffer();
+  auto& pieces = send_pieces_[i];
+  size_t n = 0;
+  pieces[n++] = {b->data(), b->length};
+  if (b->shared_length) pieces[n++] = {const_cast<uint8_t*>(b->shared_data), b->shared_length};
+  if (b->tail_length) pieces[n++] = {b->tail, b->tail_length};
+  send_messages_[i].msg_hdr.msg_iovlen = n;
+}
+
+void SoftSocket::own_payloads() {
+  waiting_.for_each(own_payload);
+  for (size_t i = batch_begin_; i < batch_end_; i++) {
+    own_payload(batch_[i].buffer());
+    describe(i);
+  }
 }
 
 void SoftSocket::send(FrameList& frames, Time now) {

@@ -43,6 +43,8 @@ class SoftSocket {
   int fd() const { return packet_.get(); }
   bool waits_for_room() const { return waits_for_room_; }
   Time retry_at() const { return retry_at_.value_or(kNever); }
+  // Frames that still wait take copies of payloads that they borrow; before that memory is given back.
+  void own_payloads();
   size_t backlog() const { return waiting_.size() + batch_end_ - batch_begin_; }
 
   const std::string& device() const { return device_; }
@@ -56,6 +58,7 @@ class SoftSocket {
   void open_packet_socket();
   void hold_udp_port(int family);
   bool fill_batch();
+  void describe(size_t i);  // batch_[i]'s pieces, for sendmmsg
   void prepare_receive(uint32_t i);
   [[noreturn]] void fail(const char* doing, int error) const;
 

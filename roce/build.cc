@@ -170,4 +170,24 @@ Frame build_shared(FramePool& pool, const Path& path, const TransportFields& fie
   return frame;
 }
 
+Frame build_borrowed(FramePool& pool, const Path& path, const TransportFields& fields,
+                     std::span<const uint8_t> copied, std::span<const uint8_t> borrowed) noexcept {
+  uint32_t ip_at = 0, header_bytes = 0;
+  const size_t total = copied.size() + borrowed.size();
+  Frame frame = build_headers(pool, path, fields, total, total, ip_at, header_bytes);
+  if (!frame) return frame;
+  FrameBuffer* b = frame.buffer();
+  if (!copied.empty()) std::memcpy(b->data() + b->length, copied.data(), copied.size());
+  b->length += static_cast<uint32_t>(copied.size());
+  b->shared_data = borrowed.data();
+  b->shared_length = static_cast<uint32_t>(borrowed.size());
+  const uint32_t pad = pad_for(total);
+  std::memset(b->tail, 0, pad);
+  uint32_t crc = icrc({b->data() + ip_at, b->length - ip_at}, header_bytes);
+  crc = crc32(crc32(crc, borrowed), {b->tail, pad});
+  store_icrc(b->tail + pad, crc);
+  b->tail_length = static_cast<uint8_t>(pad + kIcrcBytes);
+  return frame;
+}
+
 }  // namespace millrace::roce

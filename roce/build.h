@@ -53,4 +53,9 @@ Frame build(FramePool& pool, const Path& path, const TransportFields& fields,
 Frame build_shared(FramePool& pool, const Path& path, const TransportFields& fields, FrameBuffer* owner,
                    std::span<const uint8_t> payload, uint32_t payload_crc, Crc32Combine& combine) noexcept;
 
+// One packet whose payload is `copied`, then `borrowed`, which stays where it is in the caller's memory: see
+// own_payload(). The buffer has room to take it later.
+Frame build_borrowed(FramePool& pool, const Path& path, const TransportFields& fields,
+                     std::span<const uint8_t> copied, std::span<const uint8_t> borrowed) noexcept;
+
 }  // namespace millrace::roce

@@ -1,7 +1,7 @@
-// The connection manager (IBA vol. 1, chapter 12) as a pure state machine, both sides: it takes the UD packets
-// that arrive at QP1 and a time, and gives back MADs to send and events. One agent per address owner (a switch,
-// a host's soft transport); one thread calls it. Losses, repeats and stale requests are its business; what a
-// connection is for is its caller's. It allocates per connection, never per data packet.
+// The connection manager (IBA vol. 1, chapter 12) as a pure state machine, both sides: it takes the UD
+// packets that arrive at QP1 and a time, and gives back MADs to send and events. One agent per address owner
+// (a switch, a host's soft transport); one thread calls it. Losses, repeats and stale requests are its
+// business; what a connection is for is its caller's. It allocates per connection, never per data packet.
 #pragma once
 
 #include <deque>
@@ -41,13 +41,14 @@ enum class RejectReason : uint16_t {
 };
 
 struct CmConfig {
-  uint64_t ca_guid = 0;      // unique per owner and boot
-  uint64_t seed = 1;         // of the communication and transaction IDs, which start at random
+  uint64_t ca_guid = 0;  // unique per owner and boot
+  uint64_t seed = 1;     // of the communication and transaction IDs, which start at random
   Time response_timeout = std::chrono::milliseconds(400);  // between repeats of REQ, REP and DREQ
-  uint32_t retries = 15;     // repeats of REQ and REP before giving up
+  uint32_t retries = 15;                                   // repeats of REQ and REP before giving up
   uint32_t disconnect_retries = 5;
   Time mra_timeout_max = std::chrono::seconds(10);  // an MRA is honoured up to this
-  Time id_reuse = std::chrono::seconds(30);  // a finished connection answers strays, and its ID rests, so long
+  Time id_reuse =
+      std::chrono::seconds(30);  // a finished connection answers strays, and its ID rests, so long
   uint32_t connections_max = 65536;
   uint32_t half_open_max = 1024;  // requests neither accepted nor refused by the caller, and unconfirmed ones
 };
@@ -56,10 +57,10 @@ struct CmConfig {
 struct CmQueuePair {
   Qpn qpn;
   Psn first_psn;
-  uint8_t mtu_code = 5;        // REQ only
-  uint8_t retry_count = 7;     // REQ only
+  uint8_t mtu_code = 5;     // REQ only
+  uint8_t retry_count = 7;  // REQ only
   uint8_t rnr_retry = 7;
-  uint8_t ack_timeout = 14;    // REQ: 4.096 µs × 2^n, what the requester uses
+  uint8_t ack_timeout = 14;  // REQ: 4.096 µs × 2^n, what the requester uses
   uint8_t responder_resources = 0;
   uint8_t initiator_depth = 0;
 };
@@ -71,31 +72,34 @@ struct CmEvent {
     kEstablished,   // passive: an RTU came (or established() was called)
     kRejected,      // the peer refused: reason and private data
     kUnreachable,   // retries used up without an answer
-    kDisconnected,  // the peer sent DREQ (already answered) or replaced the connection by a new REQ from its QP
+    kDisconnected,  // the peer sent DREQ (already answered) or replaced the connection by a new REQ from its
+                    // QP
     kClosed,        // our disconnect() is over: DREP, or its retries used up
   };
   Kind kind;
   CmId id;
-  Path path;                  // back to the peer: MACs, addresses, VLAN as received (src_port is the flow's)
-  CmQueuePair remote;         // kRequest, kReply
-  uint64_t service_id = 0;    // kRequest
+  Path path;                // back to the peer: MACs, addresses, VLAN as received (src_port is the flow's)
+  CmQueuePair remote;       // kRequest, kReply
+  uint64_t service_id = 0;  // kRequest
   RejectReason reason = RejectReason::kTimeout;  // kRejected
   std::vector<uint8_t> private_data;  // kRequest: without rdma_cm's 36 bytes; kReply, kRejected: whole
 };
 
 // Names of the agent's counters; the name is also the drop's.
-#define MILLRACE_CM_COUNTERS(X)                                                                          \
-  X(mads_received) X(mads_sent) X(req_received) X(req_repeated) X(rep_repeated) X(rej_sent) X(rej_repeated)  \
-  X(mra_received) X(mra_sent) X(dreq_received) X(dreq_unknown) X(retries) X(bad_qkey) X(bad_mad) X(unknown_id) \
-  X(stale_replaced) X(half_open_refused) X(send_failed)
+#define MILLRACE_CM_COUNTERS(X)                                                                           \
+  X(mads_received)                                                                                        \
+  X(mads_sent)                                                                                            \
+  X(req_received) X(req_repeated) X(rep_repeated) X(rej_sent) X(rej_repeated) X(mra_received) X(mra_sent) \
+      X(dreq_received) X(dreq_unknown) X(retries) X(bad_qkey) X(bad_mad) X(unknown_id) X(stale_replaced)  \
+          X(half_open_refused) X(send_failed)
 struct CmCounters {
 #define X(n) uint64_t n = 0;
   MILLRACE_CM_COUNTERS(X)
 #undef X
 };
 
-// A call that names a connection which has ended, or is not in the state that the call is for, does nothing: the
-// peer may have ended it while the event was on its way. A connection ends with exactly one of kRejected,
+// A call that names a connection which has ended, or is not in the state that the call is for, does nothing:
+// the peer may have ended it while the event was on its way. A connection ends with exactly one of kRejected,
 // kUnreachable, kDisconnected and kClosed, or with the caller's reject().
 class CmAgent {
  public:
@@ -114,8 +118,10 @@ class CmAgent {
 
   // Passive side: REQs for other services are rejected with kInvalidServiceId.
   void listen(uint64_t service_id);
-  // Accepts a request with our queue pair; the REP (its private data at most 196 bytes) is repeated until RTU.
-  void accept(CmId id, const CmQueuePair& local, std::span<const uint8_t> private_data, Time now, FrameList& out);
+  // Accepts a request with our queue pair; the REP (its private data at most 196 bytes) is repeated until
+  // RTU.
+  void accept(CmId id, const CmQueuePair& local, std::span<const uint8_t> private_data, Time now,
+              FrameList& out);
   // Refuses (private data at most 148 bytes); a repeated REQ of the same connection draws the same REJ again.
   void reject(CmId id, RejectReason reason, std::span<const uint8_t> private_data, Time now, FrameList& out);
   // Asks the peer to wait `service_time` more.
@@ -124,15 +130,16 @@ class CmAgent {
   void established(CmId id);
 
   // Active side: `path` has every field filled; private data at most 56 bytes (behind rdma_cm's IP header,
-  // which connect() writes from the path's addresses, `local_port` being its source port). The REQ's flow label
-  // stands for the path's src_port. CmId{0}, which is no connection's, when connections_max are live already or as
-  // many events wait to be taken.
+  // which connect() writes from the path's addresses, `local_port` being its source port). The REQ's flow
+  // label stands for the path's src_port. CmId{0}, which is no connection's, when connections_max are live
+  // already or as many events wait to be taken.
   CmId connect(const Path& path, uint64_t service_id, const CmQueuePair& local, uint16_t local_port,
                std::span<const uint8_t> private_data, Time now, FrameList& out);
   // After kReply: sends RTU, and again whenever the REP is repeated.
   void confirm(CmId id, Time now, FrameList& out);
 
-  // Either side: DREQ until DREP, then kClosed. Of a connection not yet established: REJ or silence, then kClosed.
+  // Either side: DREQ until DREP, then kClosed. Of a connection not yet established: REJ or silence, then
+  // kClosed.
   void disconnect(CmId id, Time now, FrameList& out);
 
   size_t connections() const;  // those not finished

@@ -22,7 +22,7 @@ struct FrameBuffer {
   FramePool* pool = nullptr;
   FrameBuffer* next = nullptr;    // link of a FrameList or of the pool's free list
   uint8_t* room = nullptr;        // first byte of the buffer
-  FrameBuffer* shared = nullptr;  // buffer that holds the shared payload, counted as one of its owners
+  FrameBuffer* shared = nullptr;  // buffer that holds the payload, this frame being one of its owners
   const uint8_t* shared_data = nullptr;
   uint32_t room_bytes = 0;
   uint32_t offset = 0;  // of the first own byte in the room
@@ -99,6 +99,17 @@ class FramePool {
   FrameBuffer* free_ = nullptr;
   uint32_t cached_ = 0;
 };
+
+// Makes a borrowed payload the frame's own; there is room for it, whoever borrowed saw to that.
+inline void own_payload(FrameBuffer* b) noexcept {
+  if (b->shared != nullptr || b->shared_length == 0) return;
+  assert(b->offset + b->total_length() <= b->room_bytes);
+  std::memcpy(b->data() + b->length, b->shared_data, b->shared_length);
+  std::memcpy(b->data() + b->length + b->shared_length, b->tail, b->tail_length);
+  b->length = b->total_length();
+  b->shared_length = 0;
+  b->tail_length = 0;
+}
 
 inline void unref(FrameBuffer* b) noexcept {
   assert(b->owners > 0);
@@ -209,6 +220,10 @@ class FrameList {
   }
   bool empty() const { return head_ == nullptr; }
   size_t size() const { return size_; }
+  template <typename F>
+  void for_each(F f) {
+    for (FrameBuffer* b = head_; b != nullptr; b = b->next) f(b);
+  }
   void clear() noexcept {
     while (head_) pop();
   }

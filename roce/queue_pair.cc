@@ -42,7 +42,6 @@ Reception QueuePair::receive(const Packet& p, Time now) {
 
 bool QueuePair::emit(FramePool& pool, Crc32Combine& combine, uint32_t budget, Time now, FrameList& out) {
   if (responder_.acknowledgement_owed()) {
-    Frame frame;
     const Acknowledgement ack = *responder_.take_acknowledgement();
     TransportFields f;
     f.opcode = Opcode::kAcknowledge;
@@ -51,8 +50,7 @@ bool QueuePair::emit(FramePool& pool, Crc32Combine& combine, uint32_t budget, Ti
     f.psn = ack.psn;
     f.syndrome = ack.syndrome;
     f.msn = ack.msn;
-    frame = build(pool, config_.wire.path, f, {});
-    if (frame) {
+    if (Frame frame = build(pool, config_.wire.path, f, {})) {
       out.push(std::move(frame));
       const uint8_t kind = ack.syndrome & 0xE0;
       (kind == 0 ? acks_sent_ : kind == kRnrNak ? rnr_naks_sent_ : naks_sent_)++;
@@ -65,12 +63,15 @@ bool QueuePair::emit(FramePool& pool, Crc32Combine& combine, uint32_t budget, Ti
 
 void QueuePair::tick(Time now) {
   requester_.tick(now);
-  if (over() || !requester_.idle() || now - heard_ < config_.probe_after) return;
-  // rkey, address and length 0: any NIC acknowledges it, and it touches no memory (IBA 9.7.4.1.6).
-  WorkRequest probe;
-  probe.kind = WorkRequest::Kind::kWrite;
-  probe.id = kProbeId;
-  if (requester_.post(std::move(probe))) probes_sent_++;
+  if (now - heard_ >= config_.probe_after) probe();
+}
+
+void QueuePair::probe() {
+  if (over() || !requester_.idle()) return;
+  WorkRequest request;
+  request.kind = WorkRequest::Kind::kWrite;
+  request.id = kProbeId;
+  if (requester_.post(std::move(request))) probes_sent_++;
 }
 
 Time QueuePair::next_deadline() const {

@@ -46,6 +46,9 @@ class QueuePair {
   void tick(Time now);
   Time next_deadline() const;
 
+  // Asks the peer for a sign of life, unless it owes one already: a zero-length RDMA WRITE, with rkey,
+  // address and length 0, which any NIC acknowledges and which touches no memory.
+  void probe();
   // No acknowledgement for peer_dead although one is owed.
   bool dead(Time now) const;
   // A NAK of either direction has ended it.

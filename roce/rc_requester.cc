@@ -80,7 +80,9 @@ bool RcRequester::send_packet(const Posted& posted, uint32_t index, bool probe, 
   } else {
     const size_t from = static_cast<size_t>(index) * config_.mtu;
     const auto pieces = slice(r.parts, from, std::min(r.bytes(), from + config_.mtu));
-    frame = build(pool, wire.path, f, pieces[0], pieces[1]);
+    const bool fresh = f.psn.distance(highest_) >= 0;
+    frame = r.borrow && fresh ? build_borrowed(pool, wire.path, f, pieces[0], pieces[1])
+                              : build(pool, wire.path, f, pieces[0], pieces[1]);
   }
   if (!frame) return false;
   out.push(std::move(frame));
@@ -232,15 +234,16 @@ void RcRequester::acknowledge(Psn psn, uint8_t syndrome, Time now) {
   fail_syndrome_ = syndrome;
 }
 
-void RcRequester::acknowledge_through(uint64_t id, Time now) {
+bool RcRequester::acknowledge_through(uint64_t id, Time now) {
   for (uint64_t n = head_; n != tail_; n++) {
     if (at(n).request.id != id) continue;
     const Psn end = at(n).first + at(n).packets;
-    if (end.distance(highest_) > 0) return;  // not even sent: the peer cannot have it
+    if (end.distance(highest_) > 0) return false;
     waiting_since_ = now;
     advance(end, now);
-    return;
+    return true;
   }
+  return true;
 }
 
 void RcRequester::tick(Time now) {

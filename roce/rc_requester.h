@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <vector>
 
 #include "roce/build.h"
@@ -15,7 +16,10 @@ struct WorkRequest {
   enum class Kind : uint8_t { kSend, kWrite, kWriteImmediate };
   Kind kind = Kind::kSend;
   bool ack_request = true;  // on its last packet
-  uint64_t id = 0;          // the caller's, given back on completion
+  // parts[1] is sent from where it lies when it goes out for the first time (own_payload() is the caller's
+  // business); repeats are copied, since by then the peer may have it and the memory may be changing.
+  bool borrow = false;
+  uint64_t id = 0;  // the caller's, given back on completion
   // The message, gathered from two places that stay untouched until completion. With `shared`, it is one
   // packet whose payload is parts[0], inside that buffer, sent without a copy; `payload_crc` is crc32(0,
   // parts[0]).
@@ -52,6 +56,8 @@ struct RequesterCounters {
 class RcRequester {
  public:
   explicit RcRequester(const RequesterConfig& config);
+  // What a queue of `requests_max` requests takes, for those who account for it.
+  static uint64_t bytes(uint32_t requests_max) { return std::bit_ceil(requests_max) * sizeof(Posted); }
 
   // false: the queue is full.
   bool post(WorkRequest request);
@@ -61,8 +67,9 @@ class RcRequester {
   // An ACK or NAK of this connection (also AETHs of unknown kind).
   void acknowledge(Psn psn, uint8_t syndrome, Time now);
   // Takes all packets of requests up to and including `id` as acknowledged: the peer has shown by other means
-  // that it has them. Nothing happens when no such request is outstanding.
-  void acknowledge_through(uint64_t id, Time now);
+  // that it has them. Nothing happens when no such request is outstanding. False when it has not been sent
+  // yet, so that the peer cannot have it.
+  bool acknowledge_through(uint64_t id, Time now);
   // A CNP arrived: fewer packets in flight, at most halved once per 50 µs; ACKs bring them back one per
   // round.
   void congestion(Time now);

@@ -127,7 +127,7 @@ void Cluster::launch(std::vector<uint8_t> bytes, uint16_t host, bool to_switch) 
   Time& free = wire_free_[to_switch][host];
   free = std::max(free, now_) +
          nanoseconds(static_cast<int64_t>(static_cast<double>(bytes.size() + 24) * 8 / w.gbit));
-  if (chance(w.loss)) {
+  if (chance(w.loss) || (hosts_are_deaf && !to_switch)) {
     counts_.lost++;
     return;
   }

@@ -97,6 +97,7 @@ class Cluster {
   std::function<void(uint16_t host, bool to_switch, std::span<const uint8_t> frame)> tap;
   // Called with true before the pipeline runs and with false after it.
   std::function<void(bool inside)> around_pipeline;
+  bool hosts_are_deaf = false;  // nothing that the switch sends arrives
   // Puts raw bytes on a host's wire to the switch, as anybody could.
   void inject(uint16_t from_host, std::span<const uint8_t> frame);
 

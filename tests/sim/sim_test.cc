@@ -19,6 +19,16 @@ bool allocation_forbidden = false;
   if (void* p = std::malloc(bytes)) return p;
   throw std::bad_alloc();
 }
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  if (allocation_forbidden) std::abort();
+  return std::malloc(bytes);
+}
+[[gnu::noinline]] void* operator new[](size_t bytes) { return operator new(bytes); }
+[[gnu::noinline]] void* operator new[](size_t bytes, const std::nothrow_t& tag) noexcept {
+  return operator new(bytes, tag);
+}
+[[gnu::noinline]] void operator delete[](void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete[](void* p, size_t) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
 // NOLINTEND
@@ -384,6 +394,76 @@ INSTANTIATE_TEST_SUITE_P(
                                  }}),
     [](const auto& i) { return std::string(i.param.field) + std::to_string(i.index); });
 
+// Found by review: an empty first header leaves no reducer behind, and the last member's packet, which
+// settles the disagreement, must not be summed.
+TEST(Ends, NothingAgainstSomethingIsADisagreementInEitherOrder) {
+  for (DataType type : {DataType::kBf16, DataType::kF32}) {
+    for (uint16_t empty : {0, 1}) {
+      Group g(ClusterConfig{});
+      Cluster& c = g.cluster;
+      for (int round = 0; round < 2; round++) {  // once with a fresh slot, once after a sum
+        Job job;
+        job.type = type;
+        job.count = 500;
+        if (round == 0) {
+          run_job(c, g.comms, job);
+          job.check();
+          continue;
+        }
+        job.prepare(2);
+        job.operation[empty]->bytes = 0;
+        g.submit(job, {empty});
+        c.run_for(milliseconds(1));
+        g.submit(job, {static_cast<uint16_t>(1 - empty)});
+        ASSERT_TRUE(c.run([&] { return job.done(); }));
+        for (auto& o : job.operation) EXPECT_EQ(o->status, MR_ERR_MISMATCH) << o->text;
+      }
+      expect_nothing_left(c);
+    }
+  }
+}
+
+// Found by review: a rank that has said goodbye is not probed to death, and the others learn of it when it
+// matters.
+TEST(Ends, ADepartureBetweenOperationsIsNoErrorUntilTheNextOne) {
+  ClusterConfig cc;
+  cc.hosts = 3;
+  Group g(cc);
+  Cluster& c = g.cluster;
+  Job job;
+  run_job(c, g.comms, job);
+  g.comms[2]->close(c.now());
+  c.host(2).pump(c.now());
+  c.run_for(seconds(20));
+  EXPECT_EQ(g.comms[0]->status(), MR_OK) << g.comms[0]->text();
+  EXPECT_EQ(c.pipeline().engine().counters().groups_failed, 0u);
+  Job next;
+  next.prepare(3);
+  g.submit(next, {0});
+  ASSERT_TRUE(c.run([&] { return next.operation[0]->done; }, seconds(2)));
+  EXPECT_EQ(next.operation[0]->status, MR_ERR_MEMBER_LOST);
+  EXPECT_NE(next.operation[0]->text.find("rank 2"), std::string::npos) << next.operation[0]->text;
+}
+
+// Found by review: joins of a taken rank, repeated fast, must not fill the send queue of the one that holds
+// it.
+TEST(Ends, AFloodOfJoinsForATakenRankHarmsNobody) {
+  ClusterConfig cc;
+  cc.hosts = 3;
+  cc.engine.window = 1;
+  cc.engine.segment_bytes = 4096 - 64;
+  Group g(cc, 2);
+  Cluster& c = g.cluster;
+  c.hosts_are_deaf = true;  // nobody acknowledges a probe
+  for (int i = 0; i < 60; i++) c.host(2).join(c.communicator(1, 2));
+  c.run_for(milliseconds(100));
+  c.hosts_are_deaf = false;
+  Job job;
+  job.count = 20000;
+  run_job(c, g.comms, job);
+  job.check();
+}
+
 TEST(Ends, TwoEqualCampsAreBothNamed) {
   ClusterConfig cc;
   Group g(cc);
@@ -595,6 +675,54 @@ TEST(Window, ABreachDrawsRnrNaksAndNothingWorse) {
   EXPECT_EQ(op.status, MR_OK) << op.text;
   EXPECT_EQ(std::count(sum.begin(), sum.end(), 42), static_cast<long>(sum.size()));
   EXPECT_EQ(std::count(other.begin(), other.end(), 42), static_cast<long>(other.size()));
+}
+
+// Found by review: a member that keeps its results from being sent (RNR NAKs, no ACKs) and sends on and on is
+// held at its window; posted and unsent results are no licence.
+TEST(Window, WithholdingResultsDoesNotOpenIt) {
+  ClusterConfig cc;
+  cc.hosts = 1;
+  cc.engine.window = 1;
+  cc.engine.segment_bytes = 4096 - 64;
+  cc.engine.first_psn = 100;
+  Cluster c(cc);
+  host::SoftEngine& endpoint = c.host(0).endpoint();
+  host::ConnectRequest request;
+  request.switch_address = c.switch_address();
+  request.join.key.fill(1);
+  request.window = 64;
+  const host::LinkId link = endpoint.connect(request);
+  ASSERT_TRUE(c.run([&] {
+    const auto groups = c.pipeline().engine().groups(c.now());
+    return !groups.empty() && groups[0].members[0].remote_qpn != 0;
+  }));
+  c.hosts_are_deaf = true;
+  const auto member = c.pipeline().engine().groups(c.now())[0];
+  HeapFramePool pool;
+  roce::TransportFields nak;
+  nak.opcode = roce::Opcode::kAcknowledge;
+  nak.dest_qp = Qpn{member.members[0].qpn};
+  nak.psn = Psn(100);            // START
+  nak.syndrome = roce::kRnrNak;  // timer code 0: 655 ms
+  std::string error;
+  const Frame frame = roce::build(pool, *c.host(0).resolve(c.switch_address(), error), nak, {});
+  c.inject(0, frame.bytes());
+  c.run_for(milliseconds(1));
+  c.hosts_are_deaf = false;
+  uint64_t posted = 0;
+  for (uint32_t s = 0; s < 120; s++) {
+    aggregation::SegmentHeader h;
+    h.magic = aggregation::kMagic;
+    h.version = 1, h.collective = 6, h.type = h.wire_type = 1;
+    h.flags = aggregation::kFlagLast | aggregation::kFlagHeaderOnly;
+    h.group = member.id;
+    h.operation = uint64_t{s};
+    posted += endpoint.post_segment(link, s, h, {});
+  }
+  ASSERT_GT(posted, 20u);
+  c.run_for(milliseconds(400));
+  EXPECT_GT(c.pipeline().engine().counters().window_breaches, 0u);
+  EXPECT_LE(c.pipeline().engine().counters().segments, 1u);
 }
 
 // Style's promise: between a burst in and a burst out, nothing is allocated.

@@ -32,7 +32,7 @@ const std::set<std::string> kSharedAggregation = {"aggregation/protocol.h", "agg
                                                   "aggregation/reduce.h"};
 
 TEST(Architecture, RoomsIncludeOnlyWhatTheirArrowsAllow) {
-  const fs::path root = fs::path(__FILE__).parent_path().parent_path().parent_path();
+  const fs::path root = MILLRACE_SOURCE_ROOT;
   size_t files = 0;
   for (const auto& [folder, unused] : kMayInclude) {
     if (!fs::exists(root / folder)) continue;

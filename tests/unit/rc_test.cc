@@ -363,6 +363,30 @@ TEST_F(Pair, AForeignSourceOrPartitionChangesNothing) {
   EXPECT_EQ(qp.receive(packet(Opcode::kSendOnly, 100, 8).packet, Time{}), Reception::kNewRequest);
 }
 
+TEST_F(Requester, ABorrowedPayloadIsSentFromWhereItLiesOnceAndCopiedWhenRepeated) {
+  WorkRequest r;
+  r.borrow = true;
+  r.parts[0] = {data.data(), 64};
+  r.parts[1] = {data.data() + 64, 301};
+  ASSERT_TRUE(requester->post(std::move(r)));
+  FrameList out;
+  requester->transmit(wire, pool, combine, 10, now, out);
+  const Frame first = out.pop();
+  Frame last = out.pop();
+  EXPECT_EQ(first.buffer()->shared_data, data.data() + 64);
+  EXPECT_EQ(last.buffer()->shared_data, data.data() + 256);
+  std::vector<uint8_t> before(last.total_length());
+  last.copy_to(before.data());
+  own_payload(last.buffer());
+  EXPECT_EQ(last.bytes().size(), before.size());
+  const Sent owned = Peer::wrap(std::move(last));  // parses, and its ICRC is right
+  EXPECT_TRUE(std::equal(before.begin(), before.end(), owned.frame.bytes().begin()));
+  ack(0xFFFFFE, kNakSequence);
+  requester->transmit(wire, pool, combine, 10, now, out);
+  EXPECT_EQ(out.size(), 2u);
+  EXPECT_EQ(out.pop().buffer()->shared_length, 0u);
+}
+
 TEST_F(Pair, ASilentPeerIsProbedAndThenDead) {
   QueuePair qp(config, Time{});
   EXPECT_EQ(qp.next_deadline(), seconds(1));

@@ -15,7 +15,7 @@ namespace millrace::vectors {
 
 // The frames in order; tshark's frame n is element n − 1.
 inline std::vector<std::vector<uint8_t>> read_pcap(const std::string& file) {
-  const auto path = std::filesystem::path(__FILE__).parent_path() / file;
+  const auto path = std::filesystem::path(MILLRACE_SOURCE_ROOT) / "tests/vectors" / file;
   std::ifstream in(path, std::ios::binary);
   const std::string all((std::istreambuf_iterator<char>(in)), {});
   const auto fail = [&](const char* why) { throw std::runtime_error(path.string() + ": " + why); };
