@@ -10,6 +10,7 @@
 #include "host/context.h"
 #include "host/millrace.h"
 #include "roce/error.h"
+#include "roce/headers.h"
 
 using millrace::Error;
 using millrace::ErrorCode;
@@ -344,6 +345,18 @@ mr_status mr_comm_get_stats(mr_comm* comm, mr_comm_stats* stats) {
     if (comm->membership) s = comm->context->context.stats(comm->membership);
     *stats = {s.packets_sent,  s.packets_received,  s.retransmitted,       s.timeouts,
               s.naks_received, s.rnr_naks_received, s.duplicates_received, s.out_of_sequence};
+    return MR_OK;
+  });
+}
+
+mr_status mr_comm_get_info(mr_comm* comm, mr_comm_info* info) {
+  return guarded([&] {
+    if (comm == nullptr || info == nullptr) return misused("mr_comm_get_info: comm or info is NULL");
+    *info = {};
+    if (!comm->membership) return MR_OK;
+    if (const auto s = comm->context->context.start(comm->membership))
+      *info = {s->group, millrace::roce::mtu_bytes(s->mtu_code), s->segment_bytes, s->window,
+               static_cast<uint32_t>(s->weights.size())};
     return MR_OK;
   });
 }

@@ -358,6 +358,8 @@ void Communicator::close(Time now) {
   if (before == MR_IN_PROGRESS) m.status = MR_OK;
 }
 
+const std::optional<aggregation::Start>& Communicator::start() const { return impl_->start; }
+
 LinkStats Communicator::stats() const {
   LinkStats total;
   for (const Impl::Stripe& s : impl_->stripes) {

@@ -67,6 +67,8 @@ class Communicator {
   void abort(const std::string& why, Time now);
   void close(Time now);
   LinkStats stats() const;
+  // The switch's START; empty before it.
+  const std::optional<aggregation::Start>& start() const;
 
  private:
   struct Impl;

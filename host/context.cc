@@ -149,6 +149,12 @@ void Context::abort(Membership* membership, const std::string& why) {
   run_on_thread([&] { membership->communicator_->abort(why, clock_now()); });
 }
 
+std::optional<aggregation::Start> Context::start(Membership* membership) {
+  std::optional<aggregation::Start> start;
+  run_on_thread([&] { start = membership->communicator_->start(); });
+  return start;
+}
+
 LinkStats Context::stats(Membership* membership) {
   LinkStats stats;
   run_on_thread([&] { stats = membership->communicator_->stats(); });

@@ -91,6 +91,7 @@ class Context {
   void leave(Membership* membership);
   void abort(Membership* membership, const std::string& why);
   LinkStats stats(Membership* membership);
+  std::optional<aggregation::Start> start(Membership* membership);
   // Hands over a request, which the caller shares from now on. Blocks only while the queue is full.
   void submit(Membership* membership, mr_request* request);
   Registration* register_memory(void* address, size_t bytes);

@@ -79,6 +79,15 @@ typedef struct mr_comm_stats {
       duplicates_received, out_of_sequence;
 } mr_comm_stats;
 
+/* What the switch decided when the group started. */
+typedef struct mr_comm_info {
+  uint32_t group;         /* as millracectl shows it */
+  uint32_t path_mtu;      /* bytes of payload per packet */
+  uint32_t segment_bytes; /* of an operation in one message */
+  uint32_t window;        /* segments outstanding per stripe */
+  uint32_t stripes;
+} mr_comm_info;
+
 const char* mr_version(void);
 const char* mr_status_text(mr_status status); /* a name such as "member lost" */
 /* The sentence for this thread's last failed call without an object of its own to ask (mr_init,
@@ -101,6 +110,8 @@ mr_status mr_abort(mr_comm* comm);
 /* MR_OK while the communicator can be used, else what ended it; the sentence names ranks. */
 mr_status mr_comm_error(mr_comm* comm, const char** text);
 mr_status mr_comm_get_stats(mr_comm* comm, mr_comm_stats* stats);
+/* All zero for a communicator of one rank that was made without a switch. */
+mr_status mr_comm_get_info(mr_comm* comm, mr_comm_info* info);
 int mr_comm_rank(const mr_comm* comm);
 int mr_comm_size(const mr_comm* comm);
 

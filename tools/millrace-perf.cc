@@ -142,6 +142,8 @@ void Benchmark::print_start() {
   require(mr_wait(request, &text), text);
 
   const char* transport = mr_transport_name(context_.get());
+  mr_comm_info group{};
+  require(mr_comm_get_info(comm_.get(), &group));
   json_ = {{"version", mr_version()},
            {"collective", o_.barrier ? "barrier" : "all_reduce"},
            {"ranks", o_.size},
@@ -150,6 +152,9 @@ void Benchmark::print_start() {
            {"path", info.path},
            {"memory", info.memory},
            {"stripes", std::max(1, o_.stripes)},
+           {"path_mtu", group.path_mtu},
+           {"segment_bytes", group.segment_bytes},
+           {"window", group.window},
            {"inflight", o_.inflight},
            {"iterations", o_.iterations},
            {"warmups", o_.warmups},
@@ -160,7 +165,11 @@ void Benchmark::print_start() {
               o_.barrier ? "barrier" : "all_reduce", o_.size, o_.size == 1 ? "" : "s",
               o_.switch_address.empty() ? "none" : o_.switch_address.c_str(), std::max(1, o_.stripes),
               o_.stripes > 1 ? "s" : "");
-  std::printf("# transport %s\n# path %s, memory %s\n", transport, info.path, info.memory);
+  std::printf("# transport %s\n# path %s, memory %s", transport, info.path, info.memory);
+  if (group.path_mtu != 0)
+    std::printf(", path MTU %u, %u segments of %u B outstanding per stripe", group.path_mtu, group.window,
+                group.segment_bytes);
+  std::printf("\n");
   std::printf("# %d warm-up and %d timed iterations, %d in flight, %s\n#\n", o_.warmups, o_.iterations,
               o_.inflight,
               o_.barrier ? "nothing to check"

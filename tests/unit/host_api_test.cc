@@ -162,6 +162,7 @@ TEST_F(HostApi, NullIsRefusedEverywhere) {
   EXPECT_EQ(mr_abort(nullptr), MR_ERR_USAGE);
   EXPECT_EQ(mr_comm_error(nullptr, nullptr), MR_ERR_USAGE);
   EXPECT_EQ(mr_comm_get_stats(nullptr, nullptr), MR_ERR_USAGE);
+  EXPECT_EQ(mr_comm_get_info(nullptr, nullptr), MR_ERR_USAGE);
   EXPECT_EQ(mr_register(context_, nullptr, 8, &memory), MR_ERR_USAGE);
   EXPECT_EQ(mr_register(context_, &memory, 0, &memory), MR_ERR_USAGE);
   EXPECT_EQ(mr_register(context_, &memory, SIZE_MAX, &memory), MR_ERR_USAGE);
@@ -272,6 +273,10 @@ TEST_F(HostApiAlone, AfterAbortItSaysSo) {
 TEST_F(HostApiAlone, ItNeverTouchedTheNetwork) {
   mr_comm_stats stats;
   ASSERT_EQ(mr_comm_get_stats(comm_, &stats), MR_OK);
+  mr_comm_info info{1, 2, 3, 4, 5};
+  ASSERT_EQ(mr_comm_get_info(comm_, &info), MR_OK);
+  EXPECT_EQ(info.group, 0u);
+  EXPECT_EQ(info.path_mtu, 0u);
   EXPECT_EQ(stats.packets_sent + stats.packets_received, 0u);
 }
 

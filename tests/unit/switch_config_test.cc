@@ -37,7 +37,7 @@ TEST(Config, TheLeastFileGetsTheDefaults) {
   EXPECT_EQ(c.engine.mac.bytes[0], 0x02);
   EXPECT_NE(c.engine.mac, parse_config(kLeast, "f.yaml").engine.mac);  // random
   EXPECT_EQ(c.engine.cm_port, 18600);
-  EXPECT_EQ(c.engine.window, 8);
+  EXPECT_EQ(c.engine.window, 4);
   EXPECT_EQ(c.l2.entries_max, 16384u);
   EXPECT_EQ(c.idle.sleep_max, Time{});  // busy polling
   EXPECT_EQ(c.frame_count, 16384u);
