@@ -44,7 +44,7 @@ struct Member final : host::Resolver {
     return p;
   }
   uint16_t index;
-  HeapFramePool pool;
+  HeapFramePool pool{4608, 4096};
   std::unique_ptr<host::SoftEngine> endpoint;
   std::unique_ptr<host::Communicator> comm;
 };
@@ -128,7 +128,7 @@ class Bench {
     }
   }
 
-  HeapFramePool pool_{4608};
+  HeapFramePool pool_{4608, 16384};  // bounded: it keeps what it has made, as a mempool does
   std::unique_ptr<switching::Pipeline> pipeline_;
   std::vector<std::unique_ptr<Member>> members_;
   FrameList arriving_;
