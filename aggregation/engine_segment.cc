@@ -85,7 +85,8 @@ void Engine::Impl::handle_request(Link& link, Frame frame, const roce::Packet& p
     }
     return;
   }
-  if (p.op->starts() && g.state == Group::State::kRunning && !may_begin(link, now)) {
+  const bool gathers = g.state == Group::State::kRunning || g.state == Group::State::kDisagreeing;
+  if (p.op->starts() && gathers && !may_begin(link, now)) {
     counters.window_breaches++;
     responder.not_ready(kRnrTimerCode);
     return;
