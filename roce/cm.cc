@@ -21,7 +21,7 @@ void validate(const CmConfig& c) {
     throw Error(ErrorCode::kConfig,
                 "the connection manager's time-outs must be positive; set response_timeout "
                 "and id_reuse above 0");
-  if (c.connections_max == 0 || c.half_open_max == 0)
+  if (c.connections_max == 0 || c.half_open_max == 0 || c.half_open_per_source == 0)
     throw Error(ErrorCode::kConfig,
                 "the connection manager needs room for a connection; set connections_max and "
                 "half_open_max to 1 or more");
@@ -126,7 +126,14 @@ bool CmAgent::Impl::full() const {
 
 void CmAgent::Impl::set_state(Connection& c, CmState state) {
   const auto half = [](CmState s) { return s == CmState::kReqReceived || s == CmState::kRepSent; };
-  half_open += static_cast<size_t>(half(state)) - static_cast<size_t>(half(c.state));
+  if (half(state) && !half(c.state)) {
+    half_open++;
+    half_open_from[c.path.dst_ip]++;
+  } else if (!half(state) && half(c.state)) {
+    half_open--;
+    const auto from = half_open_from.find(c.path.dst_ip);
+    if (--from->second == 0) half_open_from.erase(from);
+  }
   c.state = state;
 }
 

@@ -51,6 +51,7 @@ struct CmConfig {
       std::chrono::seconds(30);  // a finished connection answers strays, and its ID rests, so long
   uint32_t connections_max = 65536;
   uint32_t half_open_max = 1024;  // requests neither accepted nor refused by the caller, and unconfirmed ones
+  uint32_t half_open_per_source = 256;  // of these, so that one address cannot keep all others out
 };
 
 // One side's parameters of the queue pair (what a REQ or REP says).
@@ -86,12 +87,13 @@ struct CmEvent {
 };
 
 // Names of the agent's counters; the name is also the drop's.
-#define MILLRACE_CM_COUNTERS(X)                                                                           \
-  X(mads_received)                                                                                        \
-  X(mads_sent)                                                                                            \
-  X(req_received) X(req_repeated) X(rep_repeated) X(rej_sent) X(rej_repeated) X(mra_received) X(mra_sent) \
-      X(dreq_received) X(dreq_unknown) X(retries) X(bad_qkey) X(bad_mad) X(unknown_id) X(stale_replaced)  \
-          X(half_open_refused) X(send_failed)
+#define MILLRACE_CM_COUNTERS(X)                                                                              \
+  X(mads_received)                                                                                           \
+  X(mads_sent)                                                                                               \
+  X(req_received)                                                                                            \
+  X(req_repeated) X(rep_repeated) X(rej_sent) X(rej_repeated) X(mra_received) X(mra_sent) X(dreq_received)   \
+      X(dreq_unknown) X(retries) X(bad_qkey) X(bad_mad) X(unknown_id) X(stale_replaced) X(half_open_refused) \
+          X(send_failed)
 struct CmCounters {
 #define X(n) uint64_t n = 0;
   MILLRACE_CM_COUNTERS(X)

@@ -131,6 +131,7 @@ struct CmAgent::Impl {
   std::deque<std::pair<Time, CmId>> resting;  // in order of their ends
   std::deque<CmEvent> events;
   size_t half_open = 0;
+  std::unordered_map<IpAddress, uint32_t, IpAddressHash> half_open_from;  // by the peer's address; no zeros
   uint64_t transaction_high = 0;
   uint32_t id_mask = 0, next_id = 0;
   Psn psn;

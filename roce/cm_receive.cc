@@ -125,7 +125,9 @@ void CmAgent::Impl::on_message(const Packet& p, const MadHeader& h, const ReqMes
   if (known && known->state != CmState::kResting) replace(*known, now);
   if (Connection* stale = find(by_remote_qp, {p.src_ip, m.local_ca_guid, m.local_qpn.value}))
     replace(*stale, now);
-  if (full() || half_open >= config.half_open_max) {
+  const auto from = half_open_from.find(p.src_ip);
+  const bool source_full = from != half_open_from.end() && from->second >= config.half_open_per_source;
+  if (full() || source_full || half_open >= config.half_open_max) {
     // In silence: the peer repeats its REQ, and a place may be free by then. A REJ would be final.
     counters.half_open_refused++;
     return;

@@ -1204,6 +1204,23 @@ TEST(Cm, HalfOpenRequestsAreBoundedAndGoOnWhenThereIsRoom) {
   EXPECT_EQ(net.b.count(Kind::kRequest), 18u);
 }
 
+TEST(Cm, OneSourceDoesNotKeepOthersOut) {
+  Net net(1, {}, {}, {.half_open_max = 64, .half_open_per_source = 16});
+  net.b.react = nullptr;
+  for (uint32_t i = 1; i <= 100; i++)
+    net.b.receive(req_from(net.a.path, i, 100 + i), net.a.path, net.now);
+  EXPECT_EQ(net.b.count(Kind::kRequest), 16u);
+  Path other = net.a.path;
+  other.src_ip = *IpAddress::parse("10.77.0.77");
+  net.b.receive(req_from(other, 1, 101), other, net.now);
+  EXPECT_EQ(net.b.count(Kind::kRequest), 17u);
+  // Refused ones make room again.
+  for (const CmEvent& e : net.b.take(Kind::kRequest))
+    net.b.agent.reject(e.id, RejectReason::kConsumer, {}, net.now, net.b.out);
+  net.b.receive(req_from(net.a.path, 200, 300), net.a.path, net.now);
+  EXPECT_EQ(net.b.count(Kind::kRequest), 18u);
+}
+
 TEST(Cm, LiveConnectionsAreBounded) {
   Net net(1, {}, {.connections_max = 8}, {.connections_max = 8});
   CmQueuePair theirs = kQpB;
