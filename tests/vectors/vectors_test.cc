@@ -6,6 +6,7 @@
 
 #include "roce/build.h"
 #include "roce/packet.h"
+#include "roce/rc_requester.h"
 #include "tests/vectors/pcap_reader.h"
 
 namespace millrace::roce {
@@ -120,15 +121,28 @@ TEST(FlowSourcePort, IsTheOneTheKernelUses) {
   EXPECT_EQ(flow_source_port(Qpn{b}, Qpn{a}), seen.rbegin()->second);
 }
 
-// The kernel's answer to a message that finds no receive posted, read off with tshark: RNR NAK, timer
-// code 12.
+// The kernel's answers to messages that find no receive posted, read off with tshark (frame 57): syndrome 44,
+// an RNR NAK with timer code 12. Our requester waits and repeats; it neither goes back at once nor gives up.
 TEST(Rnr, TheKernelsNakIsReadAsRnrAndNotAsASequenceNak) {
   size_t rnr = 0;
+  HeapFramePool pool;
+  Crc32Combine combine;
   for (auto& bytes : vectors::read_pcap("ib_send_bw-rnr.pcap")) {
     Packet p;
-    if (parse(bytes, p) != ParseVerdict::kOk || !p.aeth || p.aeth->syndrome >> 5 != 1) continue;
+    if (parse(bytes, p) != ParseVerdict::kOk || !p.aeth || p.aeth->syndrome != 44) continue;
     rnr++;
-    EXPECT_NE(p.aeth->syndrome, kNakSequence);
+    RequesterConfig config;
+    config.first_psn = p.psn();
+    RcRequester requester(config);
+    requester.post(WorkRequest{});
+    FrameList out;
+    ASSERT_EQ(requester.transmit(Wire{}, pool, combine, 1, Time{}, out), 1u);
+    requester.acknowledge(p.psn(), p.aeth->syndrome, Time{});
+    EXPECT_EQ(requester.counters().rnr_naks, 1u);
+    EXPECT_EQ(requester.counters().naks, 0u);
+    EXPECT_FALSE(requester.failed());
+    EXPECT_FALSE(requester.wants_to_send());
+    EXPECT_EQ(requester.next_deadline(), std::chrono::microseconds(640));
   }
   EXPECT_GT(rnr, 0u);
 }
