@@ -13,7 +13,6 @@ namespace millrace::aggregation {
   X(bad_opcode)        /* no opcode of our service */                                                        \
   X(duplicate_request) /* acknowledged again, not executed */                                                \
   X(out_of_sequence)   /* a gap: NAKed once */                                                               \
-  X(after_rnr)         /* followed an RNR NAK, silently dropped */                                           \
   X(stale_ack)                                                                                               \
   X(group_failed) /* reached a queue pair whose group has failed */                                          \
   /* the transport */                                                                                        \
@@ -21,8 +20,9 @@ namespace millrace::aggregation {
   X(acks_sent)                                                                                               \
   X(naks_sent)                                                                                               \
   X(rnr_naks_sent)                                                                                           \
-  X(acks_received) X(naks_received) X(rnr_naks_received) X(retransmitted_packets) X(timeouts) X(tail_probes) \
-      X(cnps_received) X(cnps_sent) X(probes_sent)                                                           \
+  X(acks_received)                                                                                           \
+  X(naks_received) X(rnr_naks_received) X(retransmitted_packets) X(timeouts) X(tail_probes) X(cnps_received) \
+      X(cnps_sent) X(probes_sent)                                                                            \
           X(results_not_built) /* the frame pool was empty: built again later */ /* the protocol */          \
       X(contributions) X(contribution_bytes) X(chunks_reduced) X(results_sent) X(result_bytes) X(segments)   \
           X(window_breaches) X(groups_formed) X(groups_ended) X(groups_failed) X(joins_refused)              \

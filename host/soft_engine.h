@@ -37,10 +37,10 @@ class SoftEngine final : public Transport {
 
   // Any frame from the wire; not ours, not RoCE, malformed: counted and dropped.
   void receive(Frame frame, Time now, FrameList& out);
-  // Frames in `out` may borrow their payload from the memory of operations: whoever keeps them past the end
-  // of one calls own_payload() on them first. Everything due: requests, acknowledgements, timers. To be
-  // called after each burst of receive(), after calls of the Transport interface, and when next_deadline()
-  // has passed.
+  // Everything due: requests, acknowledgements, timers. To be called after each burst of receive(), after
+  // calls of the Transport interface, and when next_deadline() has passed. Frames in `out` may borrow their
+  // payload from the memory of operations: whoever keeps them past the end of one calls own_payload() on them
+  // first.
   void poll(Time now, FrameList& out);
   Time next_deadline() const;
   bool idle() const;  // no link left, goodbyes included

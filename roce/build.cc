@@ -133,21 +133,8 @@ Frame build_headers(FramePool& pool, const Path& path, const TransportFields& f,
 
 Frame build(FramePool& pool, const Path& path, const TransportFields& fields,
             std::span<const uint8_t> payload, std::span<const uint8_t> more) noexcept {
-  uint32_t ip_at = 0, header_bytes = 0;
-  const size_t total = payload.size() + more.size();
-  Frame frame = build_headers(pool, path, fields, total, total, ip_at, header_bytes);
-  if (!frame) return frame;
-  FrameBuffer* b = frame.buffer();
-  uint8_t* at = b->data() + b->length;
-  if (!payload.empty()) std::memcpy(at, payload.data(), payload.size());
-  if (!more.empty()) std::memcpy(at + payload.size(), more.data(), more.size());
-  at += total;
-  const uint32_t pad = pad_for(total);
-  std::memset(at, 0, pad);
-  at += pad;
-  const uint8_t* ip = b->data() + ip_at;
-  store_icrc(at, icrc({ip, static_cast<size_t>(at - ip)}, header_bytes));
-  b->length = static_cast<uint32_t>(at + kIcrcBytes - b->data());
+  Frame frame = build_borrowed(pool, path, fields, payload, more);
+  if (frame) own_payload(frame.buffer());
   return frame;
 }
 

@@ -100,12 +100,14 @@ class FramePool {
   uint32_t cached_ = 0;
 };
 
-// Makes a borrowed payload the frame's own; there is room for it, whoever borrowed saw to that.
+// Makes a borrowed payload, and the tail behind it, the frame's own; there is room for them, whoever borrowed
+// saw to that. A payload that is shared stays so.
 inline void own_payload(FrameBuffer* b) noexcept {
-  if (b->shared != nullptr || b->shared_length == 0) return;
+  if (b->shared != nullptr) return;
   assert(b->offset + b->total_length() <= b->room_bytes);
-  std::memcpy(b->data() + b->length, b->shared_data, b->shared_length);
-  std::memcpy(b->data() + b->length + b->shared_length, b->tail, b->tail_length);
+  uint8_t* end = b->data() + b->length;
+  if (b->shared_length != 0) std::memcpy(end, b->shared_data, b->shared_length);
+  std::memcpy(end + b->shared_length, b->tail, b->tail_length);
   b->length = b->total_length();
   b->shared_length = 0;
   b->tail_length = 0;
