@@ -68,7 +68,9 @@ void Engine::Impl::join(const roce::CmEvent& request, Time now, FrameList& out) 
     return no(Code::kNotAuthorised, "tenant " + std::to_string(j.tenant) +
                                         " is not known here, or the tag was made with another secret");
   const uint8_t mtu = roce::mtu_code(config.mtu);
-  if (j.mtu_code != mtu || request.remote.mtu_code != mtu)
+  // The REQ's own MTU is what the host's interface could do (librdmacm takes it from there); the queue pair's
+  // is the join's.
+  if (j.mtu_code != mtu || request.remote.mtu_code < mtu)
     return no(Code::kMtu, "this switch's groups use a path MTU of " + std::to_string(config.mtu), mtu);
   if (j.world == 0 || j.world > config.world_max || j.rank >= j.world || j.stripes == 0 ||
       j.stripes > kStripesMax || j.stripe >= j.stripes)

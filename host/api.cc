@@ -3,8 +3,8 @@
 
 #include <charconv>
 #include <cstring>
-#include <filesystem>
 #include <new>
+#include <set>
 #include <string>
 
 #include "host/context.h"
@@ -20,16 +20,14 @@ using millrace::host::Context;
 using millrace::host::LinkStats;
 using millrace::host::Membership;
 using millrace::host::Registration;
+using millrace::host::TransportChoice;
 namespace aggregation = millrace::aggregation;
 
 struct mr_context {
-  explicit mr_context(const std::string& device, std::string why)
-      : context(device), reason(std::move(why)), name("soft: " + reason) {}
+  mr_context(TransportChoice choice, const std::string& device) : context(choice, device) {}
   Context context;
-  const std::string reason;
-  std::mutex mutex;        // of the two names
-  std::string name;        // until there is a device; stays, since callers may hold its address
-  std::string final_name;  // with the device
+  std::mutex mutex;             // of the names
+  std::set<std::string> names;  // given to callers, who may hold their addresses
   std::atomic<int> communicators{0};
 };
 
@@ -90,13 +88,11 @@ mr_status guarded(F body) noexcept {
   }
 }
 
-std::string reason_for_soft(const char* transport) {
-  if (transport != nullptr && std::strcmp(transport, "soft") == 0) return "asked for";
-  std::error_code ignored;
-  std::filesystem::directory_iterator devices("/sys/class/infiniband", ignored);
-  return devices == std::filesystem::directory_iterator{}
-             ? "no RDMA device (asked for auto)"
-             : "this version has no other transport (asked for auto)";
+TransportChoice parse_transport(const char* name) {
+  if (name == nullptr || std::strcmp(name, "auto") == 0) return TransportChoice::kAuto;
+  if (std::strcmp(name, "soft") == 0) return TransportChoice::kSoft;
+  if (std::strcmp(name, "verbs") == 0) return TransportChoice::kVerbs;
+  throw Error(ErrorCode::kUsage, "there is no transport \"" + std::string(name) + "\": auto, verbs or soft");
 }
 
 // "10.77.0.100", "fd77::100", "10.77.0.100:18600", "[fd77::100]:18600".
@@ -249,11 +245,8 @@ mr_status mr_init(const mr_context_config* config, mr_context** context) {
   return guarded([&] {
     if (context == nullptr) return misused("mr_init: context is NULL");
     *context = nullptr;
-    const char* transport = config ? config->transport : nullptr;
-    if (transport && std::strcmp(transport, "soft") != 0 && std::strcmp(transport, "auto") != 0)
-      return misused("transport \"" + std::string(transport) + "\" is not in this version: soft, or auto");
-    std::string device = config && config->device ? config->device : "";
-    *context = new mr_context(device, reason_for_soft(transport));
+    const TransportChoice choice = parse_transport(config ? config->transport : nullptr);
+    *context = new mr_context(choice, config && config->device ? config->device : "");
     return MR_OK;
   });
 }
@@ -271,13 +264,11 @@ mr_status mr_finalize(mr_context* context) {
 
 const char* mr_transport_name(mr_context* context) {
   if (context == nullptr) return "";
-  const char* name = context->name.c_str();
+  const char* name = "";
   guarded([&] {
-    std::string device = context->context.device_text();
-    if (device.empty()) return MR_OK;
+    std::string text = context->context.transport_text();
     std::lock_guard lock(context->mutex);
-    if (context->final_name.empty()) context->final_name = "soft on " + device + ": " + context->reason;
-    name = context->final_name.c_str();
+    name = context->names.insert(std::move(text)).first->c_str();
     return MR_OK;
   });
   return name;
@@ -462,8 +453,7 @@ void mr_request_free(mr_request* request) {
 mr_status mr_request_get_info(const mr_request* request, mr_request_info* info) {
   return guarded([&] {
     if (request == nullptr || info == nullptr) return misused("mr_request_get_info: request or info is NULL");
-    // The soft transport sends from and writes to the caller's memory; the registration only saves an entry
-    // in a table.
+    // Both transports send from and write to the caller's own memory.
     *info = {request->path, "registered", request->operation.bytes, 0, 0};
     if (request->state.load(std::memory_order_acquire) == MR_IN_PROGRESS) return MR_OK;
     info->segments = request->operation.segments;

@@ -4,6 +4,8 @@
 #include <cassert>
 #include <random>
 
+#include "roce/error.h"
+
 namespace millrace::host {
 
 using aggregation::Code;
@@ -63,8 +65,8 @@ struct Communicator::Impl {
   struct Running {
     Operation* operation;
     uint64_t posted = 0, finished = 0;
-    bool registered = false;  // by us, for this call
-    uint32_t rkey = 0;
+    MemoryRegion send, recv;
+    std::array<MemoryRegion, 2> ours{};  // registered for this call
   };
 
   Impl(const CommunicatorConfig& c, Transport& t, Time now) : config(c), transport(t), started_at(now) {
@@ -98,6 +100,8 @@ struct Communicator::Impl {
   void result(Stripe& stripe, uint32_t immediate, Time now);
   void finish_front(Stripe& stripe);
   void fail(mr_status s, const std::string& why, Time now);
+  void register_buffers(Running& r);
+  void release_buffers(const Running& r);
   void end_operations();
   void post();
   SegmentHeader header(const Running& r, uint64_t offset, uint32_t length) const;
@@ -224,7 +228,7 @@ void Communicator::Impl::finish_front(Stripe& stripe) {
     const auto r =
         std::find_if(running.begin(), running.end(), [&](const Running& x) { return x.operation == op; });
     if (++r->finished < op->segments) continue;
-    if (r->registered) transport.deregister_memory(r->rkey);
+    release_buffers(*r);
     op->status = MR_OK;
     op->done = true;
     running.erase(r);
@@ -232,9 +236,26 @@ void Communicator::Impl::finish_front(Stripe& stripe) {
   }
 }
 
+// Throws millrace::Error.
+void Communicator::Impl::register_buffers(Running& r) {
+  const Operation& op = *r.operation;
+  if (op.bytes == 0) return;
+  auto region = [&](const std::optional<MemoryRegion>& given, const void* at, Access access,
+                    MemoryRegion& our) {
+    return given ? *given : our = transport.register_memory(at, op.bytes, access);
+  };
+  r.recv = region(op.recv_region, op.recv, Access::kResult, r.ours[0]);
+  r.send = op.send == op.recv ? r.recv : region(op.send_region, op.send, Access::kSend, r.ours[1]);
+}
+
+void Communicator::Impl::release_buffers(const Running& r) {
+  for (const MemoryRegion& region : r.ours)
+    if (region.id != 0) transport.deregister_memory(region);
+}
+
 void Communicator::Impl::end_operations() {
   for (Running& r : running) {
-    if (r.registered) transport.deregister_memory(r.rkey);
+    release_buffers(r);
     r.operation->status = status == MR_OK ? MR_ERR_ABORTED : status;
     r.operation->text =
         status == MR_OK ? "the communicator was destroyed before the operation was over" : text;
@@ -271,7 +292,7 @@ SegmentHeader Communicator::Impl::header(const Running& r, uint64_t offset, uint
   h.offset = offset;
   h.length = h.payload_bytes = length;
   h.result_address = length ? reinterpret_cast<uintptr_t>(op.recv) + offset : 0;
-  h.result_rkey = length ? r.rkey : 0;
+  h.result_rkey = length ? r.recv.rkey : 0;
   return h;
 }
 
@@ -284,7 +305,7 @@ void Communicator::Impl::post() {
     const uint64_t offset = r.posted * start->segment_bytes;
     const auto length = static_cast<uint32_t>(std::min<uint64_t>(start->segment_bytes, op.bytes - offset));
     if (!transport.post_segment(stripe.link, stripe.posted, header(r, offset, length),
-                                {op.send + offset, length}))
+                                {op.send + offset, length}, r.send))
       return;
     stripe.segments.push_back({&op});
     stripe.posted++;
@@ -306,7 +327,7 @@ const std::string& Communicator::text() const { return impl_->text; }
 bool Communicator::owns(LinkId link) const { return impl_->find(link) != nullptr; }
 void Communicator::handle(const Completion& c, Time now) { impl_->handle(c, now); }
 
-void Communicator::submit(Operation* op, Time) {
+void Communicator::submit(Operation* op, Time now) {
   Impl& m = *impl_;
   if (m.closing || m.state == State::kFailed || m.state == State::kClosed) {
     op->status = m.status == MR_OK ? MR_ERR_ABORTED : m.status;
@@ -315,14 +336,14 @@ void Communicator::submit(Operation* op, Time) {
     return;
   }
   op->sequence = m.next_operation++;
-  Impl::Running r{op};
-  r.rkey = op->rkey;
-  if (op->bytes > 0 && r.rkey == 0) {
-    r.rkey = m.transport.register_memory(op->recv, op->bytes);
-    r.registered = true;
-  }
   op->segments = 0;  // known once START has told the segment size; see poll()
-  m.running.push_back(r);
+  m.running.push_back({op});
+  try {
+    m.register_buffers(m.running.back());
+  } catch (const Error& e) {
+    // The others wait for this rank's part, which will not come.
+    m.fail(MR_ERR_SYSTEM, e.what(), now);
+  }
 }
 
 void Communicator::poll(Time now) {

@@ -35,7 +35,8 @@ struct Operation {
   const uint8_t* send = nullptr;
   uint8_t* recv = nullptr;
   uint64_t bytes = 0;
-  uint32_t rkey = 0;  // 0: registered by the communicator for the call
+  // Of send and recv (in place: one for both); nullopt: registered by the communicator for the call.
+  std::optional<MemoryRegion> send_region, recv_region;
 
   // Set by the communicator.
   bool done = false;

@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <system_error>
 
+#include "host/soft_endpoint.h"
+#include "host/verbs_endpoint.h"
 #include "roce/error.h"
 
 namespace millrace::host {
@@ -49,11 +51,20 @@ Time spin_from_environment() {
 
 }  // namespace
 
-Context::Context(const std::string& device)
-    : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), spin_(spin_from_environment()) {
+Context::Context(TransportChoice choice, const std::string& device)
+    : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      spin_(spin_from_environment()),
+      choice_(choice),
+      device_(device) {
   if (!wake_)
     throw Error(ErrorCode::kSystem, "cannot make an eventfd: " + std::system_category().message(errno));
-  if (!device.empty()) open_device(device);
+  // A device that cannot be used shows now; which one verbs uses depends on the switch.
+  if (!device.empty() && choice == TransportChoice::kSoft) adopt(open_soft(device), "asked for");
+  if (!device.empty() && choice != TransportChoice::kSoft) VerbsDevice::check_name(device);
+  if (text_.empty())
+    text_ = choice == TransportChoice::kSoft    ? "soft: asked for"
+            : choice == TransportChoice::kVerbs ? "verbs: asked for"
+                                                : "auto: chosen when the first communicator joins";
   // The application's signals are for its own threads.
   sigset_t all, before;
   sigfillset(&all);
@@ -97,30 +108,43 @@ void Context::run_on_thread(std::function<void()> what) {
   if (call.error) std::rethrow_exception(call.error);
 }
 
-void Context::choose_device(const IpAddress& switch_address) {
-  std::string device;
-  run_on_thread([&] {
-    if (socket_) device = socket_->device();
-  });
-  if (!device.empty()) return;  // from here on the resolver speaks for it
-  device = KernelResolver::device_towards(switch_address);
-  run_on_thread([&] {
-    if (!socket_) open_device(device);  // else another thread's join was first
-  });
+std::unique_ptr<Endpoint> Context::open_soft(const std::string& device) const {
+  return std::make_unique<SoftEndpoint>(device, random_number(), random_number());
+}
+
+void Context::choose_endpoint(const IpAddress& switch_address) {
+  std::lock_guard lock(choosing_);
+  bool chosen = false;
+  run_on_thread([&] { chosen = endpoint_ != nullptr; });
+  if (chosen) return;
+  std::unique_ptr<Endpoint> endpoint;
+  std::string why = "asked for";
+  if (choice_ != TransportChoice::kSoft) {
+    try {
+      endpoint = std::make_unique<VerbsEndpoint>(VerbsDevice::open(device_, switch_address));
+      if (choice_ == TransportChoice::kAuto) why = "there is a usable device (asked for auto)";
+    } catch (const Error& e) {
+      if (choice_ == TransportChoice::kVerbs) throw;
+      why = std::string(e.what()) + " (asked for auto)";
+    }
+  }
+  if (!endpoint)
+    endpoint = open_soft(device_.empty() ? KernelResolver::device_towards(switch_address) : device_);
+  run_on_thread([&] { adopt(std::move(endpoint), why); });
 }
 
 Membership* Context::join(CommunicatorConfig config) {
-  choose_device(config.switch_address);
+  choose_endpoint(config.switch_address);
   config.nonce_seed = random_number();
   Membership* membership = nullptr;
   run_on_thread([&] {
     if (!failed_.empty())
       throw Error(ErrorCode::kState, failed_ + "; this context is of no use any more (mr_finalize it)");
-    config.mtu = socket_->path_mtu_max();
-    engine_->poll(clock_now(),
-                  out_);  // it may have slept: the connect's time-out counts from its last look at the clock
+    config.mtu = endpoint_->path_mtu_max();
+    // It may have slept: the connect's time-out counts from its last look at the clock.
+    endpoint_->send(clock_now());
     auto made = std::make_unique<Membership>();
-    made->communicator_ = std::make_unique<Communicator>(config, *engine_, clock_now());
+    made->communicator_ = std::make_unique<Communicator>(config, endpoint_->transport(), clock_now());
     membership = made.get();
     memberships_.push_back(std::move(made));
   });
@@ -173,7 +197,7 @@ Registration* Context::register_memory(void* address, size_t bytes) {
     auto made = std::make_unique<Registration>();
     made->address = static_cast<uint8_t*>(address);
     made->bytes = bytes;
-    if (engine_) made->rkey = engine_->register_memory(address, bytes);
+    if (endpoint_) made->region = register_region(made->address, bytes);
     registration = made.get();
     registrations_.push_back(std::move(made));
   });
@@ -185,58 +209,59 @@ bool Context::deregister_memory(Registration* registration) {
   run_on_thread([&] {
     idle = registration->requests == 0;
     if (!idle) return;
-    if (registration->rkey) engine_->deregister_memory(registration->rkey);
+    if (registration->region.id) endpoint_->transport().deregister_memory(registration->region);
     std::erase_if(registrations_, [&](const auto& r) { return r.get() == registration; });
   });
   return idle;
 }
 
-std::string Context::device_text() {
+std::string Context::transport_text() {
   std::string text;
-  run_on_thread([&] {
-    if (socket_)
-      text = socket_->device() + " (RoCE path MTU up to " + std::to_string(socket_->path_mtu_max()) + ")";
-  });
+  run_on_thread([&] { text = text_; });
   return text;
 }
 
 // --- progress thread ---
 
-void Context::open_device(const std::string& device) {
-  auto socket = std::make_unique<SoftSocket>(device, pool_);
-  SoftConfig config;
-  config.ca_guid = random_number();
-  config.seed = random_number();
-  engine_ = std::make_unique<SoftEngine>(config, pool_, socket->resolver());
-  socket_ = std::move(socket);
-  for (auto& r : registrations_) r->rkey = engine_->register_memory(r->address, r->bytes);
+// Memory that was registered before there was a device is registered now.
+void Context::adopt(std::unique_ptr<Endpoint> endpoint, const std::string& why) {
+  endpoint_ = std::move(endpoint);
+  text_ = endpoint_->text() + ": " + why;
+  for (auto& r : registrations_) r->region = register_region(r->address, r->bytes);
+}
+
+// For both ways; memory that may only be read, as a send buffer may, for that way.
+MemoryRegion Context::register_region(void* address, size_t bytes) {
+  try {
+    return endpoint_->transport().register_memory(address, bytes, Access::kResult);
+  } catch (const Error&) {
+    return endpoint_->transport().register_memory(address, bytes, Access::kSend);
+  }
 }
 
 void Context::run() {
   while (true) {
     Time now = clock_now();
-    bool more = false;
     try {
-      more = progress(now);
+      const bool more = progress(now);
+      if (stop_ && goodbyes_over(now)) return;
+      if (!more) sleep(now);
     } catch (const std::exception& e) {
       fail(e.what(), now);
     }
-    if (stop_ && goodbyes_over(now)) return;
-    if (!more) sleep(now);
   }
 }
 
 // One turn; whether there is more to do at once.
 bool Context::progress(Time now) {
   bool submitted = take_submissions(now);
-  if (!engine_) return submitted;
-  uint32_t received = receive_frames(now);
+  if (!endpoint_) return submitted;
+  bool more = endpoint_->receive(now);
   int rounds = 0;
   while (handle_completions(now) && ++rounds < kRoundsPerTurn) {
   }
-  engine_->poll(now, out_);
-  bool more = handle_completions(now);  // its timers end links
-  send_frames(now);
+  endpoint_->send(now);
+  more |= handle_completions(now);  // its timers end links
   for (auto& m : memberships_) {
     // While it fails or leaves it is in progress again: the end is told once nothing can be written any more.
     // And before its requests are, so that whoever waits for one finds the communicator's error too.
@@ -245,8 +270,8 @@ bool Context::progress(Time now) {
     more |= finish_requests(*m);
   }
   reap_left(now);
-  if (submitted || received || rounds) spin_until_ = now + spin_;
-  return more || submitted || received == SoftSocket::kBurst;
+  if (submitted || more || rounds) spin_until_ = now + spin_;
+  return more || submitted;
 }
 
 bool Context::take_submissions(Time now) {
@@ -274,41 +299,32 @@ bool Context::take_submissions(Time now) {
 void Context::accept(mr_request* request, Time now) {
   Operation& operation = request->operation;
   Membership& membership = *request->membership;
-  if (operation.bytes) request->registration = find_registration(operation.recv, operation.bytes);
-  if (Registration* r = request->registration) {
-    r->requests++;
-    operation.rkey = r->rkey;
+  if (operation.bytes) {
+    auto use = [&](const uint8_t* address, Access access, Registration*& registration) {
+      registration = find_registration(address, operation.bytes, access);
+      if (registration) registration->requests++;
+      return registration ? std::optional(registration->region) : std::nullopt;
+    };
+    operation.send_region = use(operation.send, Access::kSend, request->registrations[0]);
+    operation.recv_region = use(operation.recv, Access::kResult, request->registrations[1]);
   }
   membership.requests_.push_back(request);
   membership.communicator_->submit(&operation, now);
 }
 
-Registration* Context::find_registration(const uint8_t* address, uint64_t bytes) {
+Registration* Context::find_registration(const uint8_t* address, uint64_t bytes, Access access) {
   for (auto& r : registrations_)
     if (address >= r->address && bytes <= r->bytes &&
-        static_cast<size_t>(address - r->address) <= r->bytes - bytes)
+        static_cast<size_t>(address - r->address) <= r->bytes - bytes &&
+        (access == Access::kSend || r->region.rkey != 0))
       return r.get();
   return nullptr;
-}
-
-uint32_t Context::receive_frames(Time now) {
-  if (!failed_.empty()) return 0;
-  uint32_t n = socket_->receive(received_);
-  while (Frame frame = received_.pop()) engine_->receive(std::move(frame), now, out_);
-  return n;
-}
-
-void Context::send_frames(Time now) {
-  if (failed_.empty())
-    socket_->send(out_, now);
-  else
-    out_.clear();
 }
 
 // Gives each completion to its communicator and lets communicators post; whether there were any.
 bool Context::handle_completions(Time now) {
   completions_.clear();
-  engine_->poll(completions_);
+  endpoint_->transport().poll(completions_);
   for (const Completion& completion : completions_)
     for (auto& m : memberships_)
       if (m->communicator_ && m->communicator_->owns(completion.link))
@@ -329,14 +345,14 @@ bool Context::finish_requests(Membership& membership) {
 
 void Context::finish(mr_request* request) {
   mr_status status = request->operation.status;
-  // Frames that wait for room may borrow from the memory that the application is about to get back.
-  if (socket_) socket_->own_payloads();
+  if (endpoint_) endpoint_->release_memory();
   // Aborted because this host's device failed: that is what the application should hear.
   if (!failed_.empty() && status == MR_ERR_ABORTED) {
     status = MR_ERR_SYSTEM;
     request->operation.text = failed_;
   }
-  if (request->registration) request->registration->requests--;
+  for (Registration* r : request->registrations)
+    if (r) r->requests--;
   request->state.store(status, std::memory_order_release);
   request->state.notify_all();
   request->release();
@@ -377,14 +393,12 @@ void Context::reap_left(Time now) {
 }
 
 bool Context::goodbyes_over(Time now) {
-  if (!engine_ || !failed_.empty() || now >= stop_deadline_) return true;
-  return engine_->idle() && socket_->backlog() == 0;
+  return !endpoint_ || !failed_.empty() || now >= stop_deadline_ || endpoint_->idle();
 }
 
 void Context::fail(const std::string& why, Time now) {
   if (failed_.empty()) failed_ = why;
-  out_.clear();
-  received_.clear();
+  if (endpoint_) endpoint_->detach();
   for (auto& m : memberships_) {
     publish(*m, MR_ERR_SYSTEM, failed_);
     if (m->communicator_) m->communicator_->abort(failed_, now);
@@ -393,9 +407,7 @@ void Context::fail(const std::string& why, Time now) {
 
 Time Context::next_deadline() const {
   Time next = stop_deadline_;
-  if (!engine_) return next;
-  next = std::min(next, engine_->next_deadline());
-  if (failed_.empty()) next = std::min(next, socket_->retry_at());
+  if (endpoint_) next = std::min(next, endpoint_->next_deadline());
   for (auto& m : memberships_) {
     next = std::min(next, m->leave_deadline_);
     if (m->communicator_) next = std::min(next, m->communicator_->next_deadline());
@@ -406,15 +418,11 @@ Time Context::next_deadline() const {
 void Context::sleep(Time now) {
   if (now < spin_until_) return;
   sleeping_.exchange(true, std::memory_order_acq_rel);
-  if (queue_.empty()) {
-    pollfd fds[2] = {{wake_.get(), POLLIN, 0}, {-1, POLLIN, 0}};
-    if (socket_ && failed_.empty()) {
-      fds[1].fd = socket_->fd();
-      if (socket_->waits_for_room()) fds[1].events |= POLLOUT;
-    }
+  descriptors_.assign(1, {wake_.get(), POLLIN, 0});
+  if ((!endpoint_ || endpoint_->prepare_to_wait(descriptors_)) && queue_.empty()) {
     Time wait = std::clamp(next_deadline() - now, Time{}, Time(std::chrono::seconds(10)));
     timespec timeout{wait.count() / 1'000'000'000, wait.count() % 1'000'000'000};
-    if (ppoll(fds, 2, &timeout, nullptr) > 0 && fds[0].revents) {
+    if (ppoll(descriptors_.data(), descriptors_.size(), &timeout, nullptr) > 0 && descriptors_[0].revents) {
       uint64_t count;
       (void)!read(wake_.get(), &count, sizeof count);
     }

@@ -1,9 +1,10 @@
-// One context: the progress thread and all that it owns (packet socket, soft endpoint, communicators).
+// One context: the progress thread and all that it owns (the endpoint, communicators, registrations).
 // Application threads hand it work through a bounded lock-free queue and an eventfd; it needs no further
 // calls from them to make progress, to acknowledge, or to notice that a peer is gone. Errors of the network
 // or of this host end the communicators concerned with a sentence; they never end the thread.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <boost/lockfree/queue.hpp>
 #include <condition_variable>
@@ -18,11 +19,9 @@
 #include <vector>
 
 #include "host/communicator.h"
+#include "host/endpoint.h"
 #include "host/file_descriptor.h"
 #include "host/millrace.h"
-#include "host/soft_engine.h"
-#include "host/soft_socket.h"
-#include "roce/frame.h"
 
 namespace millrace::host {
 class Context;
@@ -35,9 +34,10 @@ struct Registration;
 struct mr_request {
   millrace::host::Operation operation;
   const char* path = "network";
-  millrace::host::Membership* membership = nullptr;      // progress thread
-  millrace::host::Registration* registration = nullptr;  // progress thread; the one that covers recv
-  std::atomic<int> state{MR_IN_PROGRESS};                // an mr_status; everything else is set before it
+  millrace::host::Membership* membership = nullptr;  // progress thread
+  // Progress thread; those that cover send and recv.
+  std::array<millrace::host::Registration*, 2> registrations{};
+  std::atomic<int> state{MR_IN_PROGRESS};  // an mr_status; everything else is set before it
   std::atomic<int> owners{1};
 
   void release() {
@@ -51,7 +51,7 @@ namespace millrace::host {
 struct Registration {
   uint8_t* address = nullptr;
   size_t bytes = 0;
-  uint32_t rkey = 0;      // 0 until there is an endpoint
+  MemoryRegion region;    // once there is an endpoint
   uint32_t requests = 0;  // in flight in this memory
 };
 
@@ -74,10 +74,13 @@ class Membership {
   bool left_ = false;  // under the context's mutex
 };
 
+// Which transport a context was asked for; kAuto is verbs where there is a usable device, else soft.
+enum class TransportChoice : uint8_t { kAuto, kSoft, kVerbs };
+
 class Context {
  public:
   // An empty device: the one that routes to the first switch joined. Throws millrace::Error.
-  explicit Context(const std::string& device);
+  Context(TransportChoice choice, const std::string& device);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -97,8 +100,9 @@ class Context {
   Registration* register_memory(void* address, size_t bytes);
   // false: operations are in flight in it, and nothing was done.
   bool deregister_memory(Registration* registration);
-  // "eth0 (RoCE path MTU up to 4096)"; empty while there is no device yet.
-  std::string device_text();
+  // "soft on eth0 (RoCE path MTU up to 4096): no RDMA device (asked for auto)"; before the first join, which
+  // chooses, what it was asked for.
+  std::string transport_text();
 
  private:
   // A function for the progress thread that its caller waits for.
@@ -116,15 +120,14 @@ class Context {
 
   void push(const Submission& submission);
   void run_on_thread(std::function<void()> what);
-  void choose_device(const IpAddress& switch_address);
+  void choose_endpoint(const IpAddress& switch_address);
+  std::unique_ptr<Endpoint> open_soft(const std::string& device) const;
 
   // Progress thread from here on.
   void run();
   bool progress(Time now);
   bool take_submissions(Time now);
   void accept(mr_request* request, Time now);
-  uint32_t receive_frames(Time now);
-  void send_frames(Time now);
   bool handle_completions(Time now);
   bool finish_requests(Membership& membership);
   void finish(mr_request* request);
@@ -134,9 +137,10 @@ class Context {
   bool goodbyes_over(Time now);
   void sleep(Time now);
   Time next_deadline() const;
-  void open_device(const std::string& device);
+  void adopt(std::unique_ptr<Endpoint> endpoint, const std::string& why);
+  MemoryRegion register_region(void* address, size_t bytes);
   void fail(const std::string& why, Time now);
-  Registration* find_registration(const uint8_t* address, uint64_t bytes);
+  Registration* find_registration(const uint8_t* address, uint64_t bytes, Access access);
 
   boost::lockfree::queue<Submission, boost::lockfree::capacity<kQueueLength>> queue_;
   FileDescriptor wake_;
@@ -145,15 +149,18 @@ class Context {
   std::mutex mutex_;
   std::condition_variable changed_;  // a call is over, a membership's status or left_ has changed
 
-  // Progress thread, and those that construct and destroy. Frames need their pool to the end.
-  HeapFramePool pool_;
-  std::unique_ptr<SoftSocket> socket_;
-  std::unique_ptr<SoftEngine> engine_;
+  const TransportChoice choice_;
+  const std::string device_;  // as asked for
+  std::mutex choosing_;       // one thread opens the device, others that join wait
+
+  // Progress thread, and those that construct and destroy.
+  std::unique_ptr<Endpoint> endpoint_;
+  std::string text_;  // of the transport
   std::list<std::unique_ptr<Membership>> memberships_;
   std::list<std::unique_ptr<Registration>> registrations_;
   std::string failed_;  // why the device cannot be used any more
-  FrameList received_, out_;
   std::vector<Completion> completions_;
+  std::vector<pollfd> descriptors_;
   Time spin_until_{}, stop_deadline_ = kNever;
   bool stop_ = false;
 

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include "host/file_descriptor.h"
+#include "host/socket_address.h"
 #include "roce/error.h"
 
 namespace millrace::host {
@@ -227,24 +228,8 @@ void KernelResolver::provoke(const IpAddress& next_hop) {
   if (!socket) return;  // asked again soon
   setsockopt(socket.get(), SOL_SOCKET, SO_BINDTODEVICE, device_.c_str(),
              static_cast<socklen_t>(device_.size()));
-  sockaddr_storage storage{};
-  socklen_t length;
-  if (next_hop.is_v4()) {
-    auto* to = reinterpret_cast<sockaddr_in*>(&storage);
-    to->sin_family = AF_INET;
-    to->sin_port = htons(kDiscardPort);
-    std::memcpy(&to->sin_addr, next_hop.v4(), 4);
-    length = sizeof(sockaddr_in);
-  } else {
-    auto* to = reinterpret_cast<sockaddr_in6*>(&storage);
-    to->sin6_family = AF_INET6;
-    to->sin6_port = htons(kDiscardPort);
-    to->sin6_scope_id = static_cast<uint32_t>(interface_.index);
-    std::memcpy(&to->sin6_addr, next_hop.bytes.data(), 16);
-    length = sizeof(sockaddr_in6);
-  }
-  if (connect(socket.get(), reinterpret_cast<sockaddr*>(&storage), length) == 0)
-    (void)!send(socket.get(), "", 1, MSG_DONTWAIT);
+  const SocketAddress to(next_hop, kDiscardPort, interface_.index);
+  if (connect(socket.get(), to.get(), to.length()) == 0) (void)!send(socket.get(), "", 1, MSG_DONTWAIT);
 }
 
 std::optional<MacAddress> KernelResolver::next_hop_mac(const IpAddress& next_hop, std::string& error) {

@@ -379,18 +379,19 @@ LinkId SoftEngine::connect(const ConnectRequest& request) {
   return id;
 }
 
-uint32_t SoftEngine::register_memory(void* address, size_t bytes) {
+MemoryRegion SoftEngine::register_memory(const void* address, size_t bytes, Access access) {
+  if (access == Access::kSend) return {};  // sends borrow from wherever the caller's memory is
   uint32_t rkey;
   do rkey = static_cast<uint32_t>(impl_->random());
   while (rkey == 0 || impl_->regions.contains(rkey));
-  impl_->regions[rkey] = {static_cast<uint8_t*>(address), bytes};
-  return rkey;
+  impl_->regions[rkey] = {static_cast<uint8_t*>(const_cast<void*>(address)), bytes};
+  return {.id = rkey, .lkey = 0, .rkey = rkey};
 }
 
-void SoftEngine::deregister_memory(uint32_t rkey) { impl_->regions.erase(rkey); }
+void SoftEngine::deregister_memory(const MemoryRegion& region) { impl_->regions.erase(region.id); }
 
 bool SoftEngine::post_segment(LinkId id, uint64_t segment, const aggregation::SegmentHeader& header,
-                              std::span<const uint8_t> payload) {
+                              std::span<const uint8_t> payload, const MemoryRegion&) {
   const auto found = impl_->links.find(id);
   if (found == impl_->links.end() || found->second->state != Impl::State::kConnected) return false;
   Impl::Link& link = *found->second;

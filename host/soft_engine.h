@@ -46,10 +46,10 @@ class SoftEngine final : public Transport {
   bool idle() const;  // no link left, goodbyes included
 
   LinkId connect(const ConnectRequest& request) override;
-  uint32_t register_memory(void* address, size_t bytes) override;
-  void deregister_memory(uint32_t rkey) override;
+  MemoryRegion register_memory(const void* address, size_t bytes, Access access) override;
+  void deregister_memory(const MemoryRegion& region) override;
   bool post_segment(LinkId link, uint64_t segment, const aggregation::SegmentHeader& header,
-                    std::span<const uint8_t> payload) override;
+                    std::span<const uint8_t> payload, const MemoryRegion& source) override;
   void close(LinkId link) override;
   using Transport::poll;
   void poll(std::vector<Completion>& completions) override;

@@ -1,6 +1,6 @@
-// The seam between a communicator and what carries it: the soft endpoint now, libibverbs next. Verbs-shaped:
-// queue pairs, posted sends, completions. A transport is pumped by one thread, the context's progress thread,
-// which is also the one that calls every function here.
+// The seam between a communicator and what carries it: libibverbs, or the soft endpoint. Verbs-shaped: queue
+// pairs, posted sends, completions. A transport is pumped by one thread, the context's progress thread, which
+// is also the one that calls every function here.
 #pragma once
 
 #include <cstdint>
@@ -60,22 +60,31 @@ struct LinkStats {
            rnr_naks_received = 0, duplicates_received = 0, out_of_sequence = 0;
 };
 
+// Registered memory as its transport names it.
+struct MemoryRegion {
+  uint32_t id = 0;    // the transport's own; 0: nothing to deregister
+  uint32_t lkey = 0;  // of sends from it
+  uint32_t rkey = 0;  // of results into it; 0: none may be written there
+};
+enum class Access : uint8_t { kSend, kResult };
+
 class Transport {
  public:
   virtual ~Transport() = default;
 
   // Starts to connect; kConnected or kError follows.
   virtual LinkId connect(const ConnectRequest& request) = 0;
-  // Makes [address, address + bytes) a target of results; returns its rkey, never 0.
-  virtual uint32_t register_memory(void* address, size_t bytes) = 0;
-  // No result is written there after this returns.
-  virtual void deregister_memory(uint32_t rkey) = 0;
-  // One SEND of the header and `payload`, gathered from the caller's memory, which stays untouched until
-  // kSent or the link's end. false: the send queue is full.
+  // Makes [address, address + bytes) a source of sends, with kResult also a target of results. Throws
+  // millrace::Error, whose sentence names the memory, where the system does not allow it.
+  virtual MemoryRegion register_memory(const void* address, size_t bytes, Access access) = 0;
+  // The caller has no operation in it any more.
+  virtual void deregister_memory(const MemoryRegion& region) = 0;
+  // One SEND of the header and `payload`, gathered from the caller's memory, which is `source` or within it
+  // and stays untouched until kSent or the link's end. false: the send queue is full.
   virtual bool post_segment(LinkId link, uint64_t segment, const aggregation::SegmentHeader& header,
-                            std::span<const uint8_t> payload) = 0;
-  // Moves the queue pair to the error state at once (nothing is sent from or written to memory any more),
-  // says goodbye (DREQ) in the background; kClosed follows.
+                            std::span<const uint8_t> payload, const MemoryRegion& source) = 0;
+  // Moves the queue pair to the error state at once; kClosed follows once nothing is sent from or written to
+  // memory any more. Says goodbye (DREQ) in the background.
   virtual void close(LinkId link) = 0;
   // Appends the completions that have arrived, in order per link.
   virtual void poll(std::vector<Completion>& completions) = 0;

@@ -42,13 +42,15 @@ struct MemoryCloser {
   void operator()(mr_memory* m) const { mr_deregister(m); }
 };
 
-// Page-aligned memory, registered for results.
+// Page-aligned memory, registered unless that is left to the library.
 class Buffer {
  public:
-  Buffer(mr_context* context, size_t bytes) : bytes_(std::max<size_t>((bytes + 4095) / 4096 * 4096, 4096)) {
+  Buffer(mr_context* context, size_t bytes, bool registered)
+      : bytes_(std::max<size_t>((bytes + 4095) / 4096 * 4096, 4096)) {
     memory_.reset(std::aligned_alloc(4096, bytes_));
     if (!memory_) throw std::bad_alloc();
     std::memset(memory_.get(), 0, bytes_);
+    if (!registered) return;
     mr_memory* registration;
     require(mr_register(context, memory_.get(), bytes_, &registration));
     registration_.reset(registration);
@@ -80,6 +82,7 @@ class Benchmark {
  public:
   explicit Benchmark(const Options& options) : o_(options) {
     mr_context_config context_config{};
+    context_config.transport = o_.transport.c_str();
     context_config.device = o_.device.empty() ? nullptr : o_.device.c_str();
     mr_context* context;
     require(mr_init(&context_config, &context));
@@ -303,8 +306,8 @@ void Benchmark::gather(Measurement* m, int n) {
 
 void Benchmark::measure_all_reduces() {
   for (int i = 0; i < o_.inflight; i++) {
-    send_.emplace_back(context_.get(), o_.bytes_max);
-    recv_.emplace_back(context_.get(), o_.bytes_max);
+    send_.emplace_back(context_.get(), o_.bytes_max, o_.registered);
+    recv_.emplace_back(context_.get(), o_.bytes_max, o_.registered);
   }
   for (mr_type type : o_.types)
     for (mr_op op : o_.ops)

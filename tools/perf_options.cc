@@ -147,7 +147,16 @@ Options parse_options(int argc, char** argv) {
       ->envname("MILLRACE_GROUP");
   app.add_option("--switch", o.switch_address, "ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT")
       ->envname("MILLRACE_SWITCH");
-  app.add_option("--device", o.device, "network interface (the one that routes to the switch)")
+  app.add_option(
+         "--transport", o.transport,
+         "verbs: the RDMA NIC's queue pairs; soft: a user-space endpoint on a packet socket; auto: verbs "
+         "where there is a usable device (auto)")
+      ->envname("MILLRACE_TRANSPORT")
+      ->check(CLI::IsMember({"auto", "verbs", "soft"}));
+  app.add_option("--register", o.registered,
+                 "1: register the buffers beforehand, 0: let the library register what it meets (1)");
+  app.add_option("--device", o.device,
+                 "network interface, or RDMA device (the interface that routes to the switch)")
       ->envname("MILLRACE_DEVICE");
   app.add_option("--stripes", o.stripes, "queue pairs to the switch (1)")->check(CLI::Range(1, 16));
   app.add_option("--tenant", o.tenant, "tenant number (0)");

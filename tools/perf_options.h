@@ -22,7 +22,8 @@ struct Options {
 
   // Who we are.
   int rank = 0, size = 1, stripes = 0;
-  std::string group, switch_address, device;
+  std::string group, switch_address, transport = "auto", device;
+  bool registered = true;  // buffers by mr_register, else by the library as it needs them
   std::array<uint8_t, 16> key{};
   uint32_t tenant = 0;
   std::string secret;

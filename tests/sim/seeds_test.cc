@@ -154,7 +154,8 @@ TEST(Window, ABreachDrawsRnrNaksAndNothingWorse) {
   constexpr uint32_t kSegments = 7, kBytes = 65472;
   std::vector<int32_t> mine(kSegments * kBytes / 4, 5), sum(mine.size(), -1), theirs(mine.size(), 37),
       other(mine.size(), -1);
-  const uint32_t rkey = endpoint.register_memory(sum.data(), sum.size() * 4);
+  const uint32_t rkey =
+      endpoint.register_memory(sum.data(), sum.size() * 4, host::Access::kResult).rkey;
   for (uint32_t s = 0; s < kSegments; s++) {
     aggregation::SegmentHeader h;
     h.magic = aggregation::kMagic;
@@ -166,7 +167,7 @@ TEST(Window, ABreachDrawsRnrNaksAndNothingWorse) {
     h.result_address = reinterpret_cast<uintptr_t>(sum.data()) + s * kBytes;
     h.result_rkey = rkey;
     ASSERT_TRUE(
-        endpoint.post_segment(link, s, h, {reinterpret_cast<uint8_t*>(mine.data()) + s * kBytes, kBytes}));
+        endpoint.post_segment(link, s, h, {reinterpret_cast<uint8_t*>(mine.data()) + s * kBytes, kBytes}, {}));
   }
   c.run_for(milliseconds(50));
   const auto counters = c.pipeline().engine().counters();
@@ -230,7 +231,7 @@ TEST(Window, WithholdingResultsDoesNotOpenIt) {
     h.flags = aggregation::kFlagLast | aggregation::kFlagHeaderOnly;
     h.group = member.id;
     h.operation = uint64_t{s};
-    posted += endpoint.post_segment(link, s, h, {});
+    posted += endpoint.post_segment(link, s, h, {}, {});
   }
   ASSERT_GT(posted, 20u);
   c.run_for(milliseconds(400));
