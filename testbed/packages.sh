@@ -2,7 +2,10 @@
 # Every Debian package that Millrace needs, in one list, and the way they get installed: only what is missing,
 # without questions, and without touching the network where nothing is.
 #
-#   packages.sh [--list] [build] [gloo]     default set: build; gloo is for the comparison under tests/bench
+#   packages.sh [--list] [build] [guest] [gloo]
+#
+# The default set is build; guest is for hosts that are QEMU guests with the kernel's Soft-RoCE, gloo for the
+# comparison under tests/bench.
 set -euo pipefail
 
 # Compilers and build tools; what the code links; what the lab and its checkers run. libdpdk-dev brings the poll
@@ -15,6 +18,11 @@ build_packages=(
   libspdlog-dev libfmt-dev libssl-dev
   libgtest-dev libgmock-dev libbenchmark-dev
   python3 python3-yaml python3-scapy tcpdump tshark iproute2 ethtool iputils-ping
+)
+# The guests' machine and shell, and the RDMA tools that run in them. Their kernel is downloaded rather than
+# installed: see guest_image.py.
+guest_packages=(
+  qemu-system-x86 busybox-static rdma-core ibverbs-providers ibverbs-utils rdmacm-utils perftest iproute2 ethtool
 )
 gloo_packages=(libgloo-dev)
 
@@ -48,8 +56,9 @@ for argument in "$@"; do
   case $argument in
     --list) list=1 ;;
     build) wanted+=("${build_packages[@]}") ;;
+    guest) wanted+=("${guest_packages[@]}") ;;
     gloo) wanted+=("${gloo_packages[@]}") ;;
-    *) echo "usage: packages.sh [--list] [build] [gloo]" >&2; exit 2 ;;
+    *) echo "usage: packages.sh [--list] [build] [guest] [gloo]" >&2; exit 2 ;;
   esac
 done
 [ ${#wanted[@]} -gt 0 ] || wanted=("${build_packages[@]}")
