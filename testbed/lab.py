@@ -12,9 +12,10 @@ import socket
 import time
 from dataclasses import dataclass, field
 
-from network import LabError, Network
+from network import NAMESPACE, RXE_GUEST, LabError, Network
 
-__all__ = ["Lab", "LabError", "Outcome", "PerfRun", "Row", "binary", "build_directory", "logs_directory", "perf_rows"]
+__all__ = ["NAMESPACE", "RXE_GUEST", "Lab", "LabError", "Outcome", "PerfRun", "Row", "binary", "build_directory",
+           "logs_directory", "perf_rows"]
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _READY = "millrace-switch: ready"
@@ -116,6 +117,9 @@ class Lab(Network):
         super()._make()
         if self._with_switch:
             self.start_switch()
+
+    def guest_folders(self):
+        return [ROOT, build_directory()]
 
     @property
     def config_path(self):

@@ -1,4 +1,5 @@
-"""Hosts in network namespaces, each with one veth to a namespace in the middle: the wires of a lab.
+"""Hosts, each with one wire to a namespace in the middle: the network of a lab. A host is a network namespace, or a
+QEMU guest whose kernel has an RDMA device (guest.py).
 
 A network's names carry its owner's pid, so labs never meet, and what a SIGKILLed owner has left behind can be told
 from what is in use: the next network to start sweeps it away."""
@@ -13,34 +14,38 @@ import sys
 import tempfile
 import threading
 
-from process import Process, run
+from guest import Guest
+from process import LabError, Process, run
 
 IPV4, IPV6 = "10.77.0.{}", "fd77::{}"
 SWITCH_HOST_NUMBER = 100
+NAMESPACE, RXE_GUEST = "namespace", "rxe-guest"
 _NAME = re.compile(r"^mr(\d+)(?:x\d+)?-(?:sw|h\d+)$")
 _OFFLOADS = ("tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off")
 _open_networks = 0
 
 
-class LabError(RuntimeError):
-    """The lab could not do its part; the text says what, and what the program concerned had to say."""
-
-
 class Network:
-    """Namespaces mrPID-sw and mrPID-h1 … mrPID-hN; interfaces sw1 … swN in the first, eth0 in each host's.
+    """The namespace mrPID-sw with interfaces sw1 … swN, and hosts 1 … N, each with an eth0: namespaces mrPID-h1 …, or
+    guests, which have an rxe0 on it.
 
-    hosts: how many. mtu: of every interface, in bytes. rate: e.g. "1gbit", shapes both ends of each wire by tbf.
+    hosts: how many namespaces, or the type of each host: ["namespace", "rxe-guest", …]. mtu: of every interface, in
+    bytes. rate: e.g. "1gbit", shapes both ends of each wire by tbf.
     bridge: a kernel bridge joins sw1 … swN (the lab of a baseline that needs no switch of ours). logs: where the
     working folder goes, under `name`, when the block ends by an exception; None: nowhere.
 
     A context manager; everything is gone after the block, however it ends."""
 
     def __init__(self, hosts=4, mtu=4200, rate=None, bridge=False, name="lab", logs=None):
-        self.hosts, self.mtu, self.rate, self.bridge = hosts, mtu, rate, bridge
+        self.host_types = [NAMESPACE] * hosts if isinstance(hosts, int) else list(hosts)
+        if unknown := set(self.host_types) - {NAMESPACE, RXE_GUEST}:
+            raise LabError(f"a host is {NAMESPACE} or {RXE_GUEST}, not {', '.join(map(str, unknown))}")
+        self.hosts, self.mtu, self.rate, self.bridge = len(self.host_types), mtu, rate, bridge
         self.name, self.logs = name, logs
         self.kept_logs = None
         self.directory = None
         self.processes = []
+        self.guests = {}  # by host
         self.prefix = None
         self._namespaces = []
 
@@ -51,7 +56,11 @@ class Network:
         return f"{self.prefix}-sw"
 
     def namespace(self, host):
+        assert not self.is_guest(host), f"host {host} is a guest"
         return f"{self.prefix}-h{host}"
+
+    def is_guest(self, host):
+        return self.host_types[host - 1] == RXE_GUEST
 
     @staticmethod
     def address(host, ipv6=False):
@@ -78,6 +87,8 @@ class Network:
             with open(os.path.join(self.directory, "owner"), "w") as file:
                 file.write(_start_time(os.getpid()) or "")
             self._make()
+            for guest in self.guests.values():
+                guest.wait_ready()
         except BaseException as error:
             self.close(failed=isinstance(error, Exception))
             raise
@@ -94,6 +105,8 @@ class Network:
         held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             self._stop_processes()
+            for guest in self.guests.values():
+                guest.kill()
             for namespace in self._namespaces:
                 run("ip", "netns", "del", namespace, check=False)
             if failed and self.logs:
@@ -120,7 +133,10 @@ class Network:
             run("ip", "-n", self.switch_namespace, "link", "add", "br0", "mtu", self.mtu, "type", "bridge")
             run("ip", "-n", self.switch_namespace, "link", "set", "br0", "up")
         for host in range(1, self.hosts + 1):
-            self._make_host(host)
+            if self.is_guest(host):
+                self._make_guest(host)
+            else:
+                self._make_host(host)
 
     def _make_host(self, host):
         ours, theirs, port = self.namespace(host), self.switch_namespace, f"sw{host}"
@@ -135,15 +151,46 @@ class Network:
             # A frame that leaves with its checksum still to be filled in, or longer than the MTU, is none.
             run("ethtool", "-K", device, *_OFFLOADS, namespace=namespace)
             if self.rate:
-                run("ip", "netns", "exec", namespace, "tc", "qdisc", "replace", "dev", device, "root", "tbf",
-                    "rate", self.rate, "burst", "256kb", "latency", "50ms")
-        if self.bridge:
-            run("ip", "-n", theirs, "link", "set", port, "master", "br0")
-        run("ip", "-n", theirs, "link", "set", port, "up")
+                run(*self._shaping(device), namespace=namespace)
+        self._connect(port)
         run("ip", "-n", ours, "link", "set", "lo", "up")
         run("ip", "-n", ours, "link", "set", "eth0", "up")
         run("ip", "-n", ours, "addr", "add", self.address(host) + "/24", "dev", "eth0")
         run("ip", "-n", ours, "addr", "add", self.address(host, ipv6=True) + "/64", "dev", "eth0", "nodad")
+
+    def _make_guest(self, host):
+        """Starts a guest; it is ready when wait_ready() says so."""
+        port = f"sw{host}"
+        run("ip", "tuntap", "add", port, "mode", "tap", namespace=self.switch_namespace)
+        run("ip", "-n", self.switch_namespace, "link", "set", port, "mtu", self.mtu)
+        setup = [["sh", "-c", f"echo 0 >/proc/sys/net/ipv6/conf/{kind}/{key}"]
+                 for kind in ("all", "default", "eth0") for key in ("accept_dad", "router_solicitations")]
+        setup += [["ip", "link", "set", "lo", "up"],
+                  ["ip", "link", "set", "eth0", "mtu", self.mtu, "up"],
+                  ["ip", "addr", "add", self.address(host) + "/24", "dev", "eth0"],
+                  ["ip", "addr", "add", self.address(host, ipv6=True) + "/64", "dev", "eth0", "nodad"],
+                  ["rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "eth0"]]
+        if self.rate:
+            run(*self._shaping(port), namespace=self.switch_namespace)
+            setup.append(self._shaping("eth0"))
+        self._connect(port)
+        guest = Guest(f"h{host}", self.directory, self.switch_namespace, port, f"02:77:00:00:00:{host:02x}",
+                      self.guest_folders(), setup)
+        self.guests[host] = guest
+        guest.boot()
+
+    def guest_folders(self):
+        """What guests see, besides /usr and the working folder."""
+        return []
+
+    def _shaping(self, device):
+        return ["tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", self.rate, "burst", "256kb",
+                "latency", "50ms"]
+
+    def _connect(self, port):
+        if self.bridge:
+            run("ip", "-n", self.switch_namespace, "link", "set", port, "master", "br0")
+        run("ip", "-n", self.switch_namespace, "link", "set", port, "up")
 
     def _add_namespace(self, name):
         self._namespaces.append(name)
@@ -156,29 +203,50 @@ class Network:
     # Use.
 
     def start(self, name, command, host=None, environment=None):
-        """A process that runs beside: in a host's namespace, host 0 for the middle one, None for ours."""
-        namespace = None
-        if host is not None:
-            namespace = self.namespace(host) if host else self.switch_namespace
-        process = Process(name, command, self.directory, namespace, environment)
+        """A process that runs beside: on a host, host 0 for the middle namespace, None for ours."""
+        if host in self.guests:
+            process = self.guests[host].start(name, command, environment)
+        else:
+            process = Process(name, command, self.directory, self._namespace_of(host), environment)
         self.processes.append(process)
         return process
 
     def run(self, host, *command, check=True, timeout=60):
-        """A command to its end in a host's namespace (0: the middle one); what it printed."""
-        return run(*command, namespace=self.namespace(host) if host else self.switch_namespace, check=check,
-                   timeout=timeout)
+        """A command to its end on a host (0: the middle namespace); what it printed."""
+        if host not in self.guests:
+            return run(*command, namespace=self._namespace_of(host), check=check, timeout=timeout)
+        code, out, error = self.guests[host].run(command, timeout)
+        if check and code != 0:
+            raise RuntimeError(f"{' '.join(map(str, command))}: {(error or out).strip() or code}")
+        return out
+
+    def _namespace_of(self, host):
+        if host is None:
+            return None
+        return self.namespace(host) if host else self.switch_namespace
 
     def link_bytes(self, host):
-        """(sent, received) of a host's eth0, as its kernel counts: bytes with their Ethernet headers."""
-        stats = self._link(host)["stats64"]
+        """(sent, received) of a host's eth0: bytes with their Ethernet headers."""
+        if host in self.guests:
+            # The other end of a guest's only wire is here, and counts without disturbing it.
+            stats = self._link(self.switch_namespace, f"sw{host}")["stats64"]
+            return stats["rx"]["bytes"], stats["tx"]["bytes"]
+        stats = self._link(self.namespace(host), "eth0")["stats64"]
         return stats["tx"]["bytes"], stats["rx"]["bytes"]
 
     def mac(self, host):
-        return self._link(host)["address"]
+        if host in self.guests:
+            return self.guests[host].mac
+        return self._link(self.namespace(host), "eth0")["address"]
 
-    def _link(self, host):
-        return json.loads(run("ip", "-n", self.namespace(host), "-j", "-s", "link", "show", "dev", "eth0"))[0]
+    @staticmethod
+    def _link(namespace, device):
+        return json.loads(run("ip", "-n", namespace, "-j", "-s", "link", "show", "dev", device))[0]
+
+    def rdma_counters(self, host):
+        """What a guest's kernel counts on rxe0, e.g. {"sent_pkts": 12, "duplicate_request": 0, …}."""
+        shown = json.loads(self.run(host, "rdma", "-j", "statistic", "show", "link", "rxe0/1"))[0]
+        return {name: value for name, value in shown.items() if name not in ("ifname", "port")}
 
     def icmp_unreachable_sent(self, host):
         """Destination-unreachable messages that a host's kernel has sent, IPv4 and IPv6 together."""

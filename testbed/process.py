@@ -11,6 +11,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 
 
+class LabError(RuntimeError):
+    """The lab could not do its part; the text says what, and what the program concerned had to say."""
+
+
 def _die_with_parent():
     # A SIGKILLed lab cannot clean up; its switch and its ranks must not poll on for ever. Survives execve.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
