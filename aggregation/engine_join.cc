@@ -177,8 +177,8 @@ void Engine::Impl::admit(const roce::CmEvent& request, const JoinRequest& j, Tim
   qc.wire.path.src_port = roce::flow_source_port(qc.local, request.remote.qpn);
   qc.wire.path.tos = 0;
   qc.wire.remote_qpn = request.remote.qpn;
-  qc.expected_psn = request.remote.first_psn;
-  qc.requester.first_psn = first_psn;
+  qc.expected_psn = first_psn;
+  qc.requester.first_psn = request.remote.first_psn;
   qc.requester.mtu = config.mtu;
   qc.requester.requests_max = requests_per_link();
   qc.requester.retransmit_timeout = config.retransmit_timeout;

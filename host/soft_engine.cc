@@ -36,7 +36,7 @@ struct SoftEngine::Impl {
     ConnectRequest request;
     Time started{}, resolve_at{};
     Qpn qpn;
-    Psn first_psn;
+    Psn first_psn;  // where the switch shall begin
     roce::CmId cm{};
     std::unique_ptr<roce::QueuePair> qp;
     // Headers of segments in flight: a ring, reused once the SEND has completed.
@@ -210,8 +210,8 @@ void SoftEngine::Impl::handle_cm_events(FrameList& out) {
         qc.wire.path = e.path;
         qc.wire.path.src_port = roce::flow_source_port(link.qpn, e.remote.qpn);
         qc.wire.remote_qpn = e.remote.qpn;
-        qc.expected_psn = e.remote.first_psn;
-        qc.requester.first_psn = link.first_psn;
+        qc.expected_psn = link.first_psn;
+        qc.requester.first_psn = e.remote.first_psn;
         qc.requester.mtu = link.request.mtu;
         qc.requester.requests_max = static_cast<uint32_t>(link.headers.size()) + 1;
         qc.requester.retransmit_timeout = config.retransmit_timeout;

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "roce/build.h"
+#include "roce/cm_message.h"
 #include "roce/packet.h"
 #include "roce/rc_requester.h"
 #include "tests/vectors/pcap_reader.h"
@@ -119,6 +120,33 @@ TEST(FlowSourcePort, IsTheOneTheKernelUses) {
   const uint32_t b = seen.rbegin()->first;
   EXPECT_EQ(flow_source_port(Qpn{a}, Qpn{b}), port);
   EXPECT_EQ(flow_source_port(Qpn{b}, Qpn{a}), seen.rbegin()->second);
+}
+
+// What "starting PSN" in a REQ and a REP is: where its receiver begins to send, not where its sender does.
+TEST(StartingPsn, IsTheOtherSides) {
+  for (const char* file : {"rping-cm-10x256.pcap", "rping-cm-ipv6.pcap"}) {
+    SCOPED_TRACE(file);
+    std::map<IpAddress, Psn> announced, first;  // by sender
+    for (auto& bytes : vectors::read_pcap(file)) {
+      Packet p;
+      if (parse(bytes, p) != ParseVerdict::kOk) continue;
+      if (p.dest_qp() == kGsiQpn) {
+        const auto message = decode_cm(p.payload);
+        ASSERT_TRUE(message);
+        if (const auto* req = std::get_if<ReqMessage>(&message->body))
+          announced[p.src_ip] = req->starting_psn;
+        if (const auto* rep = std::get_if<RepMessage>(&message->body))
+          announced[p.src_ip] = rep->starting_psn;
+      } else if (p.aeth == nullptr) {  // a request
+        first.try_emplace(p.src_ip, p.psn());
+      }
+    }
+    ASSERT_EQ(announced.size(), 2u);
+    ASSERT_EQ(first.size(), 2u);
+    const auto [one, other] = std::pair{announced.begin(), std::next(announced.begin())};
+    EXPECT_EQ(first.at(one->first), other->second);
+    EXPECT_EQ(first.at(other->first), one->second);
+  }
 }
 
 // The kernel's answers to messages that find no receive posted, read off with tshark (frame 57): syndrome 44,
