@@ -3,7 +3,8 @@
     with Lab(hosts=4) as lab:
         outcomes = lab.perf("-b", "8", "-e", "1M")
 
-The switch runs in the middle namespace on af_packet ports; each host is one millrace-perf rank."""
+The switch runs in the middle namespace on af_packet ports; each host, a namespace or a guest, is one millrace-perf
+rank."""
 
 import json
 import os
@@ -96,7 +97,7 @@ class PerfRun:
 
 
 class Lab(Network):
-    """hosts, mtu, rate, name, logs: see Network. ipv6: ranks reach the switch over IPv6. impair: a dict for every
+    """hosts (with their types), mtu, rate, name, logs: see Network. ipv6: ranks reach the switch over IPv6. impair: a dict for every
     port, either {"rx": {...}, "tx": {...}} or what shall hold for both directions; seeds differ by port and
     direction. capture, capture_limit: a pcapng file of all ports. overrides: merged into the switch's
     configuration, key by key. switch: False leaves the middle without one."""
@@ -230,10 +231,14 @@ class Lab(Network):
 
     # Ranks.
 
-    def start_perf(self, *arguments, hosts=None, per_rank=None, group=None, ipv6=None, size=None):
+    def transport_of(self, host):
+        """How a host's ranks reach the switch unless told otherwise: a namespace has no RDMA device."""
+        return "verbs" if self.is_guest(host) else "soft"
+
+    def start_perf(self, *arguments, hosts=None, per_rank=None, group=None, ipv6=None, size=None, transport=None):
         """One millrace-perf per host in `hosts` (default: all; rank k is hosts[k]). per_rank: {rank: arguments
         instead of the others'}. group: 32 hex digits, a fresh one by default. size: what the ranks believe their
-        number to be."""
+        number to be. transport: soft, verbs or auto for every rank (default: transport_of its host)."""
         hosts = list(hosts or range(1, self.hosts + 1))
         group = group or secrets.token_hex(16)
         target = self.switch_address(self.ipv6 if ipv6 is None else ipv6)
@@ -246,7 +251,7 @@ class Lab(Network):
             processes.append(self.start(name, [
                 program, "--rank", rank, "--size", size or len(hosts), "--group", group, "--switch", target,
                 "--device", "eth0", "--json", paths[-1], *(per_rank or {}).get(rank, arguments)],
-                host=host))
+                host=host, environment={"MILLRACE_TRANSPORT": transport or self.transport_of(host)}))
         return PerfRun(processes, paths)
 
     def perf(self, *arguments, timeout=120, listen=None, **options):
