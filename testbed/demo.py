@@ -8,20 +8,22 @@ import re
 import sys
 from dataclasses import dataclass
 
-from lab import Lab, LabError, perf_rows
+from lab import NAMESPACE, RXE_GUEST, Lab, LabError, perf_rows
 
 TYPES = ("f32", "f64", "f16", "bf16", "u8", "i8", "i32", "u32", "i64", "u64")
 OPERATORS = ("sum", "prod", "min", "max")
-PART_TIMEOUT_S = 900
+IMPAIRMENTS = (("loss", "loss", "lost"), ("dup", "duplicate", "sent twice"), ("reorder", "reorder", "out of order"))
+GUEST_MEMORY_MIB = 400  # what a guest takes of the host, QEMU's own included
+RUN_TIMEOUT_S = 900
 
 
 @dataclass
 class Part:
-    """One run of millrace-perf on a lab of its own."""
+    """Runs of millrace-perf, one per element of `types`, on a lab of their own."""
     title: str
     smallest: str
     largest: str
-    type: str = "f32"
+    types: tuple = ("f32",)
     op: str = "sum"
     ipv6: bool = False
     inflight: int = 1
@@ -31,7 +33,7 @@ class Part:
     @property
     def is_matrix(self):
         """Of many types and operators: too long a table to print whole."""
-        return "all" in (self.type, self.op)
+        return "all" in (*self.types, self.op)
 
     def cases(self):
         """How many lines millrace-perf will print."""
@@ -39,10 +41,11 @@ class Part:
         sizes = 1
         while smallest << sizes <= largest:
             sizes += 1
-        return sizes * (len(TYPES) if self.type == "all" else 1) * (len(OPERATORS) if self.op == "all" else 1)
+        types = sum(len(TYPES) if kind == "all" else 1 for kind in self.types)
+        return sizes * types * (len(OPERATORS) if self.op == "all" else 1)
 
-    def arguments(self):
-        return ["-b", self.smallest, "-e", self.largest, "-f", "2", "-d", self.type, "-o", self.op, "-n",
+    def arguments(self, kind):
+        return ["-b", self.smallest, "-e", self.largest, "-f", "2", "-d", kind, "-o", self.op, "-n",
                 self.iterations, "-w", self.warmups, "-c", "1", "--inflight", self.inflight, "--stats"]
 
 
@@ -81,9 +84,15 @@ def at_least_one(text):
     return value
 
 
+def memory_available_mib():
+    with open("/proc/meminfo") as file:
+        return int(re.search(r"^MemAvailable: +(\d+) kB", file.read(), re.MULTILINE).group(1)) >> 10
+
+
 def parse_options():
     parser = argparse.ArgumentParser(prog="demo", usage="demo [options] (--help lists them)", add_help=False)
-    parser.add_argument("--hosts", type=at_least_one, default=4)
+    parser.add_argument("--hosts", type=at_least_one)
+    parser.add_argument("--hosts-rxe", type=at_least_one)
     parser.add_argument("--size", type=size_range)
     parser.add_argument("--type", choices=(*TYPES, "all"))
     parser.add_argument("--op", choices=(*OPERATORS, "all"))
@@ -91,13 +100,22 @@ def parse_options():
     parser.add_argument("--inflight", type=at_least_one)
     parser.add_argument("--iterations", type=at_least_one)
     parser.add_argument("--loss", type=probability)
+    parser.add_argument("--dup", type=probability)
+    parser.add_argument("--reorder", type=probability)
     parser.add_argument("--rate", type=rate)
     parser.add_argument("--capture")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only-check-options", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.hosts > 64:
+    if options.hosts is None:
+        options.hosts = 0 if options.hosts_rxe else 4
+    options.hosts_rxe = options.hosts_rxe or 0
+    if options.hosts + options.hosts_rxe > 64:
         parser.error("argument --hosts: at most 64 on one machine")
+    guests = options.hosts_rxe * GUEST_MEMORY_MIB
+    if guests > (available := memory_available_mib()):
+        parser.error(f"argument --hosts-rxe: {options.hosts_rxe} guests take {guests} MiB of memory; {available} MiB are "
+                     "available")
     if options.capture:
         folder = os.path.dirname(os.path.abspath(options.capture))
         if not os.path.isdir(folder):
@@ -106,17 +124,21 @@ def parse_options():
 
 
 def parts(options):
-    # A minute or two on two cores; many hosts, and waiting for lost packets, take their time.
-    usual = 1 if options.capture else 2 if options.hosts > 4 or options.loss else 5
-    iterations = options.iterations or usual
-    warmups = 0 if options.capture else 1
+    # A minute or two on two cores; many hosts, emulated ones, and waiting for lost packets, take their time.
+    impaired = options.loss or options.dup or options.reorder
+    slow = options.hosts + options.hosts_rxe > 4 or impaired or options.hosts_rxe
+    iterations = options.iterations or (1 if options.capture else 2 if slow else 5)
+    warmups = 0 if options.capture or options.hosts_rxe else 1
+    largest = "16M" if options.hosts_rxe else "64M"
     if options.size or options.type or options.op or options.ipv6 or options.inflight:
-        smallest, largest = options.size or ("8", "64M")
+        smallest, largest = options.size or ("8", largest)
         return [Part("all-reduce over " + ("IPv6" if options.ipv6 else "IPv4"), smallest, largest,
-                     options.type or "f32", options.op or "sum", options.ipv6, options.inflight or 1, iterations,
+                     (options.type or "f32",), options.op or "sum", options.ipv6, options.inflight or 1, iterations,
                      warmups)]
-    return [Part("f32 sum over IPv4", "8", "64M", iterations=iterations, warmups=warmups),
-            Part("every type and operator over IPv6, two operations in flight", "8", "1M", "all", "all", True, 2,
+    if options.hosts_rxe:
+        return [Part("sums over IPv4", "8", largest, ("f32", "bf16", "i32"), iterations=iterations, warmups=warmups)]
+    return [Part("f32 sum over IPv4", "8", largest, iterations=iterations, warmups=warmups),
+            Part("every type and operator over IPv6, two operations in flight", "8", "1M", ("all",), "all", True, 2,
                  min(iterations, 2), 0)]
 
 
@@ -143,8 +165,9 @@ class Demo:
         todo = parts(options)
         for number, part in enumerate(todo):
             capture = parted_name(options.capture, number, len(todo))
-            self.say(f"# {options.hosts} hosts, {part.title}"
-                     + (f", {options.loss:g} of all frames lost" if options.loss else "")
+            self.say(f"# {self.hosts()}, {part.title}"
+                     + "".join(f", {share:g} of all frames {what}" for option, _, what in IMPAIRMENTS
+                               if (share := getattr(options, option)))
                      + (f", wires of {options.rate}" if options.rate else ""))
             result, complaints = self.run_part(part, capture, f"demo-{number + 1}")
             results.append(result)
@@ -154,31 +177,55 @@ class Demo:
         verdict = "FAILED: " + "; ".join(wrong) if wrong else \
             f"OK: {lines} case{'s' * (lines != 1)} (size, type, operator) reduced in the network, 0 wrong"
         if options.json:
-            print(json.dumps({"ok": not wrong, "verdict": verdict, "hosts": options.hosts, "parts": results}))
+            print(json.dumps({"ok": not wrong, "verdict": verdict, "hosts": options.hosts, "hosts_rxe": options.hosts_rxe,
+                              "parts": results}))
         else:
             self.say(verdict)
         return 1 if wrong else 0
+
+    def hosts(self):
+        """In words."""
+        soft, rxe = self.options.hosts, self.options.hosts_rxe
+        plural = "s" if rxe != 1 else ""
+        if not rxe:
+            return f"{soft} host{'s' * (soft != 1)}"
+        if not soft:
+            return f"{rxe} Soft-RoCE guest{plural}"
+        return f"{soft + rxe} hosts ({soft} in namespaces, {rxe} Soft-RoCE guest{plural})"
 
     def run_part(self, part, capture, name):
         """(what to report, what was wrong)."""
         options = self.options
         wrong = []
-        lab = self.lab = Lab(hosts=options.hosts, ipv6=part.ipv6, rate=options.rate, capture=capture,
-                             capture_limit="4GiB",
-                             impair={"loss": options.loss} if options.loss else None, name=name)
+        types = [NAMESPACE] * options.hosts + [RXE_GUEST] * options.hosts_rxe
+        hosts = range(1, len(types) + 1)
+        impair = {key: getattr(options, option) for option, key, _ in IMPAIRMENTS if getattr(options, option)}
+        lab = self.lab = Lab(hosts=types, ipv6=part.ipv6, rate=options.rate, capture=capture, capture_limit="4GiB",
+                             impair=impair or None, name=name)
         with lab:
-            before = [lab.link_bytes(host) for host in range(1, options.hosts + 1)]
-            outcomes = lab.perf(*part.arguments(), timeout=PART_TIMEOUT_S, listen=self.listener(part))
-            links = [[now - then for now, then in zip(lab.link_bytes(host), before[host - 1])]
-                     for host in range(1, options.hosts + 1)]
-            for outcome in outcomes:
-                if outcome.code != 0:
-                    how = "did not end" if outcome.code is None else f"ended with {outcome.code}"
-                    wrong.append(f"rank {outcome.rank} {how}: {last_line(outcome.err or outcome.out)}")
-            rows = perf_rows(outcomes[0])
-            if not rows and not wrong:
-                wrong.append("nothing was measured")
-            wrong += [f"{row.wrong} wrong elements at {row}" for row in rows if row.wrong]
+            self.show_hosts(lab)
+            before = {host: lab.link_bytes(host) for host in hosts}
+            rows, transport, listen = [], {}, self.listener(part)
+            for kind in part.types:
+                outcomes = lab.perf(*part.arguments(kind), timeout=RUN_TIMEOUT_S, listen=listen)
+                for outcome in outcomes:
+                    if outcome.code != 0:
+                        how = "did not end" if outcome.code is None else f"ended with {outcome.code}"
+                        wrong.append(f"rank {outcome.rank} {how}: {last_line(outcome.err or outcome.out)}")
+                measured = perf_rows(outcomes[0])
+                if not measured and not wrong:
+                    wrong.append("nothing was measured")
+                wrong += [f"{row.wrong} wrong elements at {row}" for row in measured if row.wrong]
+                rows += measured
+                for key, value in (outcomes[0].result or {}).get("stats", {}).items():
+                    transport[key] = transport.get(key, 0) + value
+                if wrong:
+                    break
+            links = [[now - then for now, then in zip(lab.link_bytes(host), before[host])] for host in hosts]
+            kernels = {host: {name: value for name, value in lab.rdma_counters(host).items() if value}
+                       for host in lab.guests if lab.guests[host].alive()}
+            wrong += [f"host {host}'s RDMA device has sent nothing" for host, counted in kernels.items()
+                      if not wrong and not counted.get("sent_pkts")]
             counters = lab.counters()
             code, _ = lab.stop_switch()
             if code != 0:
@@ -190,10 +237,23 @@ class Demo:
         if part.is_matrix:
             self.show_matrix(rows)
         self.show(counters, links, reduced, capture)
+        for host, counted in kernels.items():
+            self.say(f"# kernel of host {host}: " + ", ".join(f"{name} {value}" for name, value in counted.items()))
         return {"title": part.title, "ipv6": part.ipv6, "rows": [vars(row) for row in rows], "counters": counters,
-                "hosts_transport": outcomes[0].result.get("stats"),
+                "hosts_transport": transport or None, "kernels": kernels,
                 "links": [{"sent": sent, "received": received} for sent, received in links],
                 "reduced_bytes": reduced, "capture": capture}, wrong
+
+    def show_hosts(self, lab):
+        """Which host reaches the switch by which transport, where not all do by the same."""
+        soft = [host for host in range(1, lab.hosts + 1) if host not in lab.guests]
+        if not lab.guests:
+            return
+        if soft:
+            self.say(f"# transport {lab.transport_of(soft[0])}: {numbered(soft)}, in namespaces, packet sockets on eth0")
+        host, guest = next(iter(lab.guests.items()))
+        self.say(f"# transport {lab.transport_of(host)}: {numbered(lab.guests)}, QEMU guests, "
+                 f"{lab.run(host, 'uname', '-sr').strip()}'s rdma_rxe on eth0, booted in {guest.boot_seconds:.1f} s")
 
     def listener(self, part):
         """What to do with rank 0's output: the table as it comes, or, where that is too long, how far it is."""
@@ -240,9 +300,10 @@ class Demo:
                  f"{get('aggregation.naks_received', 0)} NAKs received, "
                  f"{get('aggregation.duplicate_request', 0)} duplicates absorbed")
         sent, received = max(s for s, _ in links), max(r for _, r in links)
-        ring = 2 * (self.options.hosts - 1) / self.options.hosts
+        hosts = len(links)
+        ring = 2 * (hosts - 1) / hosts
         self.say(f"# links: of {reduced} bytes reduced, the busiest host sent {sent / reduced:.3f} × and received "
-                 f"{received / reduced:.3f} × (a ring of {self.options.hosts} carries {ring:.2f} ×)")
+                 f"{received / reduced:.3f} × (a ring of {hosts} carries {ring:.2f} ×)")
         if capture:
             beyond = get("capture.beyond_limit", 0) + get("capture.missed", 0)
             self.say(f"# capture: {get('capture.captured', 0)} frames in {capture}"
@@ -252,6 +313,11 @@ class Demo:
 class PartFailed(LabError):
     def __init__(self, wrong):
         super().__init__("; ".join(wrong))
+
+
+def numbered(hosts):
+    hosts = list(hosts)
+    return f"host {hosts[0]}" if len(hosts) == 1 else f"hosts {hosts[0]} to {hosts[-1]}"
 
 
 def last_line(text):
