@@ -312,10 +312,13 @@ def _alive(pid):
 
 
 def _keep(directory, logs, name):
-    """Moves a lab's working folder to logs/name, sockets left out; the path."""
+    """Copies the files of a lab's working folder to logs/name; the path. Where nobody may write there, elsewhere."""
     target = os.path.join(logs, name)
-    shutil.rmtree(target, ignore_errors=True)
-    os.makedirs(target, exist_ok=True)
+    try:
+        shutil.rmtree(target, ignore_errors=True)
+        os.makedirs(target, exist_ok=True)
+    except OSError:
+        target = tempfile.mkdtemp(prefix="millrace-logs-")
     for entry in os.scandir(directory):
         if entry.is_file(follow_symlinks=False) and entry.name != "owner":
             shutil.copy(entry.path, target)
