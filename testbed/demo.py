@@ -317,7 +317,9 @@ class PartFailed(LabError):
 
 def numbered(hosts):
     hosts = list(hosts)
-    return f"host {hosts[0]}" if len(hosts) == 1 else f"hosts {hosts[0]} to {hosts[-1]}"
+    if len(hosts) > 2:
+        return f"hosts {hosts[0]} to {hosts[-1]}"
+    return f"host{'s' * (len(hosts) > 1)} {' and '.join(map(str, hosts))}"
 
 
 def last_line(text):

@@ -198,12 +198,12 @@ class GuestProcess:
         guest.type(f"setsid -f sh {shlex.quote(self._base + '.job')}")
 
     def _job(self, environment):
-        # The exit status comes to be under its final name when it is whole. The shell that waits keeps the console
-        # for what it may have to say ("Killed").
+        # The exit status comes to be under its final name when it is whole. The redirections are a subshell's, so that
+        # the shell that waits says "Killed" on the console, not in the program's name.
         base = shlex.quote(self._base)
         exports = "".join(f"export {key}={shlex.quote(str(value))}\n" for key, value in environment.items())
         return (f"{exports}cd /root\n"
-                f"sh -c 'echo $$ >\"$0\".pid && exec \"$@\"' {base} {shlex.join(self.command)} "
+                f"(exec sh -c 'echo $$ >\"$0\".pid && exec \"$@\"' {base} {shlex.join(self.command)}) "
                 f"</dev/null >{base}.out 2>{base}.err\n"
                 f"echo $? >{base}.code-new && mv {base}.code-new {base}.code\n")
 
@@ -248,7 +248,10 @@ class GuestProcess:
 
     def signal(self, number):
         if self.poll() is None:
-            self.guest.type(f"kill -{int(number)} {self.pid} 2>/dev/null")
+            try:
+                self.guest.type(f"kill -{int(number)} {self.pid} 2>/dev/null")
+            except LabError:
+                self.guest.kill()  # it does nothing any more
 
     def stop(self, grace=10.0):
         """SIGTERM, SIGKILL after `grace` seconds. The exit status."""

@@ -104,9 +104,11 @@ class Network:
         # A second Ctrl-C must not leave half of it behind.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            self._stop_processes()
-            for guest in self.guests.values():
-                guest.kill()
+            try:
+                self._stop_processes()
+            finally:
+                for guest in self.guests.values():
+                    guest.kill()
             for namespace in self._namespaces:
                 run("ip", "netns", "del", namespace, check=False)
             if failed and self.logs:
