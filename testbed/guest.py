@@ -255,9 +255,12 @@ class GuestProcess:
 
     def stop(self, grace=10.0):
         """SIGTERM, SIGKILL after `grace` seconds. The exit status."""
-        self.signal(signal.SIGTERM)
-        if self.wait(grace) is None:
-            self.kill()
+        try:
+            self.signal(signal.SIGTERM)
+            if self.wait(grace) is None:
+                self.kill()
+        except LabError:  # it never came to run: the guest does nothing any more
+            self.guest.kill()
         return self.poll()
 
     def kill(self):
