@@ -25,6 +25,8 @@ constexpr uint8_t kRetryCount = 7;
 constexpr uint8_t kRnrRetryForEver = 7;  // back-pressure must not kill a queue pair
 constexpr uint8_t kMinRnrTimer = 12;     // 0.64 ms; 0 would mean 655 ms
 constexpr Time kProbeAfter = seconds(1);
+constexpr int kResolveMs = 250;
+constexpr Time kResolveAgain = milliseconds(50);
 // Flushes come within a moment; a queue pair that is destroyed touches nothing either.
 constexpr Time kDrainPatience = milliseconds(500);
 constexpr Time kGoodbyePatience = milliseconds(1500);
@@ -65,16 +67,7 @@ VerbsLink::VerbsLink(LinkId id, const ConnectRequest& request, VerbsDevice& devi
     return;
   }
   cm_.reset(cm);
-  try {
-    SocketAddress source(device.source_towards(request.switch_address), 0, device.interface_index());
-    SocketAddress target(request.switch_address, request.port, device.interface_index());
-    const auto patience = std::chrono::duration_cast<milliseconds>(request.connect_timeout).count();
-    if (rdma_resolve_addr(cm, source.get(), target.get(), static_cast<int>(patience)) != 0)
-      fail(LinkError::kUnreachable, "cannot resolve the switch " + switch_name() + ": " + system_text(errno),
-           now);
-  } catch (const Error& e) {
-    fail(LinkError::kUnreachable, e.what(), now);
-  }
+  resolve(now);
 }
 
 VerbsLink::~VerbsLink() {
@@ -94,18 +87,29 @@ Completion VerbsLink::completion(Completion::Kind kind) const {
 
 // --- connecting ---
 
+// The kernel overlooks a neighbour's answer that comes while it queues the request, and notices at its
+// time-out: so that is short, and we ask again until ours is over.
+void VerbsLink::resolve(Time now) {
+  resolve_at_ = kNever;
+  try {
+    SocketAddress source(device_.source_towards(request_.switch_address), 0, device_.interface_index());
+    SocketAddress target(request_.switch_address, request_.port, device_.interface_index());
+    if (rdma_resolve_addr(cm_.get(), source.get(), target.get(), kResolveMs) != 0)
+      fail(LinkError::kUnreachable, "cannot resolve the switch " + switch_name() + ": " + system_text(errno),
+           now);
+  } catch (const Error& e) {
+    fail(LinkError::kUnreachable, e.what(), now);
+  }
+}
+
 void VerbsLink::on_cm_event(const rdma_cm_event& event, Time now) {
   const std::string address = request_.switch_address.to_string();
   switch (event.event) {
     case RDMA_CM_EVENT_ADDR_RESOLVED:
       return on_address_resolved(now);
     case RDMA_CM_EVENT_ADDR_ERROR:
-      return fail(LinkError::kUnreachable,
-                  "no answer to " +
-                      std::string(request_.switch_address.is_v4() ? "ARP" : "neighbour discovery") + " for " +
-                      address + " on " + device_.interface() + " (" + system_text(-event.status) +
-                      "): is the switch up and on this network?",
-                  now);
+      if (state_ == State::kResolving) resolve_at_ = now + kResolveAgain;
+      return;
     case RDMA_CM_EVENT_ROUTE_RESOLVED:
       return on_route_resolved(now);
     case RDMA_CM_EVENT_ROUTE_ERROR:
@@ -134,6 +138,7 @@ void VerbsLink::on_cm_event(const rdma_cm_event& event, Time now) {
 
 void VerbsLink::on_address_resolved(Time now) {
   if (state_ != State::kResolving) return;
+  resolve_at_ = kNever;
   const char* name = cm_->verbs ? ibv_get_device_name(cm_->verbs->device) : "no RDMA device";
   if (name != device_.name())
     return fail(LinkError::kUnreachable,
@@ -396,6 +401,7 @@ void VerbsLink::close(Time now) {
 
 void VerbsLink::start_draining(Time now) {
   state_ = State::kDraining;
+  resolve_at_ = kNever;
   deadline_ = now + kDrainPatience;
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_ERR;
@@ -429,19 +435,25 @@ void VerbsLink::tick(Time now) {
     if (sends_outstanding_ == 0 && now - heard_ >= kProbeAfter) send_probe(now);
     return;
   }
+  if (now >= resolve_at_ && now < deadline_) return resolve(now);
   if (state_ == State::kOver || now < deadline_) return;
   if (state_ == State::kDraining) return drained(now);
   if (state_ == State::kGoodbye) return finish(now);
+  const std::string within = " within " + milliseconds_text(request_.connect_timeout);
   fail(LinkError::kUnreachable,
-       "no answer from the switch at " + switch_name() + " within " +
-           milliseconds_text(request_.connect_timeout) +
-           ": is millrace-switch running there, and does its port match?",
+       state_ == State::kResolving
+           ? std::string("no answer to ") +
+                 (request_.switch_address.is_v4() ? "ARP" : "neighbour discovery") + " for " +
+                 request_.switch_address.to_string() + " on " + device_.interface() + within +
+                 ": is the switch up and on this network?"
+           : "no answer from the switch at " + switch_name() + within +
+                 ": is millrace-switch running there, and does its port match?",
        now);
 }
 
 Time VerbsLink::next_deadline() const {
   if (state_ == State::kConnected) return sends_outstanding_ == 0 ? heard_ + kProbeAfter : kNever;
-  return state_ == State::kOver ? started_ : deadline_;
+  return state_ == State::kOver ? started_ : std::min(deadline_, resolve_at_);
 }
 
 LinkStats VerbsLink::stats() const {

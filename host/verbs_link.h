@@ -59,11 +59,7 @@ class VerbsLink {
     kGoodbye,   // DREQ sent
     kOver,
   };
-  // What the kernel counts for the whole device; a link remembers where the counts stood.
-  struct DeviceCounts {
-    LinkStats now(const VerbsDevice& device) const;
-  };
-
+  void resolve(Time now);
   void on_address_resolved(Time now);
   void on_route_resolved(Time now);
   void on_response(const rdma_cm_event& event, Time now);
@@ -104,7 +100,8 @@ class VerbsLink {
   LinkError error_ = LinkError::kNone;
   Completion error_completion_{Completion::Kind::kError};
   Time started_, deadline_, heard_{};
-  LinkStats counts_at_start_;
+  Time resolve_at_ = kNever;   // again
+  LinkStats counts_at_start_;  // what the kernel counts for the whole device
 };
 
 }  // namespace millrace::host
