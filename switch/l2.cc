@@ -6,10 +6,10 @@ namespace millrace::switching {
 
 namespace {
 
-uint64_t value_of(const MacAddress& mac) {
+uint64_t key_of(const MacAddress& mac, uint16_t domain) {
   uint64_t v = 0;
   for (const uint8_t byte : mac.bytes) v = v << 8 | byte;
-  return v;
+  return v << 16 | domain;
 }
 
 MacAddress mac_of(uint64_t v) {
@@ -30,19 +30,19 @@ L2Table::L2Table(const L2Config& config, uint16_t ports, uint64_t seed)
       reserved_left_(reserve_ * ports),
       per_port_(ports) {}
 
-size_t L2Table::bucket_of(uint64_t mac, int choice) const noexcept {
+size_t L2Table::bucket_of(uint64_t key, int choice) const noexcept {
   // Finalizer of MurmurHash3 over the seeded key; its two halves are the two choices.
-  uint64_t h = mac ^ seed_;
+  uint64_t h = key ^ seed_;
   h = (h ^ h >> 33) * 0xFF51AFD7ED558CCDull;
   h = (h ^ h >> 33) * (0xC4CEB9FE1A85EC53ull ^ (seed_ << 1));
   h ^= h >> 33;
   return (choice == 0 ? h : h >> 32) & mask_;
 }
 
-const L2Table::Slot* L2Table::find(uint64_t mac) const noexcept {
+const L2Table::Slot* L2Table::find(uint64_t key) const noexcept {
   for (int choice = 0; choice < 2; choice++)
-    for (const Slot& slot : buckets_[bucket_of(mac, choice)].slots)
-      if (slot.key >> 16 == mac) return &slot;
+    for (const Slot& slot : buckets_[bucket_of(key, choice)].slots)
+      if (slot.key == key) return &slot;
   return nullptr;
 }
 
@@ -51,14 +51,15 @@ bool L2Table::may_add(uint16_t port) const noexcept {
   return size_ + reserved_left_ < config_.entries_max;
 }
 
-void L2Table::occupy(Slot& slot, uint64_t mac, uint16_t port, Time now) noexcept {
-  slot = {mac << 16 | port, now};
+void L2Table::occupy(Slot& slot, uint64_t key, uint16_t port, Time now) noexcept {
+  slot.key = key;
+  slot.see(port, now);
   size_++;
   if (++per_port_[port] <= reserve_) reserved_left_--;
 }
 
 void L2Table::release(Slot& slot) noexcept {
-  const auto port = static_cast<uint16_t>(slot.key & 0xFFFF);
+  const uint16_t port = slot.port();
   slot.key = 0;
   size_--;
   if (per_port_[port]-- <= reserve_) reserved_left_++;
@@ -74,35 +75,34 @@ void L2Table::sweep(Time now) noexcept {
   }
 }
 
-L2Table::Learned L2Table::learn(const MacAddress& mac, uint16_t port, Time now) noexcept {
-  const uint64_t value = value_of(mac);
-  if (auto* slot = const_cast<Slot*>(find(value))) {
-    if ((slot->key & 0xFFFF) == port) {
-      slot->seen = now;
+L2Table::Learned L2Table::learn(const MacAddress& mac, uint16_t domain, uint16_t port, Time now) noexcept {
+  const uint64_t key = key_of(mac, domain);
+  if (auto* slot = const_cast<Slot*>(find(key))) {
+    if (slot->port() == port) {
+      slot->see(port, now);
       return Learned::kKnown;
     }
-    if (now - slot->seen < config_.move_guard) return Learned::kMoveRefused;
+    if (now - slot->seen() < config_.move_guard) return Learned::kMoveRefused;
     release(*slot);
     if (!may_add(port)) return Learned::kFull;
-    occupy(*slot, value, port, now);
+    occupy(*slot, key, port, now);
     return Learned::kMoved;
   }
   sweep(now);
   Slot* free = nullptr;
   for (int choice = 0; choice < 2 && free == nullptr; choice++)
-    for (Slot& slot : buckets_[bucket_of(value, choice)].slots) {
+    for (Slot& slot : buckets_[bucket_of(key, choice)].slots) {
       if (slot.key != 0 && aged(slot, now)) release(slot);
       if (slot.key == 0) free = &slot;
     }
   if (free == nullptr || !may_add(port)) return Learned::kFull;
-  occupy(*free, value, port, now);
+  occupy(*free, key, port, now);
   return Learned::kNew;
 }
 
-uint16_t L2Table::lookup(const MacAddress& mac, Time now) const noexcept {
-  const Slot* slot = find(value_of(mac));
-  if (slot == nullptr || aged(*slot, now)) return kNoPort;
-  return static_cast<uint16_t>(slot->key & 0xFFFF);
+uint16_t L2Table::lookup(const MacAddress& mac, uint16_t domain, Time now) const noexcept {
+  const Slot* slot = find(key_of(mac, domain));
+  return slot == nullptr || aged(*slot, now) ? kNoPort : slot->port();
 }
 
 std::vector<L2Table::Entry> L2Table::entries(Time now) const {
@@ -110,7 +110,8 @@ std::vector<L2Table::Entry> L2Table::entries(Time now) const {
   for (const Bucket& bucket : buckets_)
     for (const Slot& slot : bucket.slots)
       if (slot.key != 0 && !aged(slot, now))
-        all.push_back({mac_of(slot.key >> 16), static_cast<uint16_t>(slot.key & 0xFFFF), now - slot.seen});
+        all.push_back({mac_of(slot.key >> 16), static_cast<uint16_t>(slot.key & 0xFFFF), slot.port(),
+                       now - slot.seen()});
   return all;
 }
 

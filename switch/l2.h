@@ -1,5 +1,10 @@
 // Which port a MAC address was last seen on: a bounded table with ageing, learned from source addresses.
 // Owned and called by one worker; memory is taken once, at construction. Time comes from the caller.
+//
+// Addresses are learned per domain: the VLAN of the frame on bridged ports (802.1Q's independent learning; 0
+// is untagged and priority-tagged), a routed port's own otherwise. A router or a virtual machine host has one
+// MAC address in several VLANs, behind different ports; in one table for all it would seem to move with each
+// frame. And what was heard on a routed port can never be found for a bridged frame.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +24,9 @@ struct L2Config {
 };
 
 inline constexpr uint16_t kNoPort = UINT16_MAX;
+inline constexpr uint16_t kVlans = 4096;
+// The domain of a routed port, apart from those of all VLANs.
+constexpr uint16_t routed_domain(uint16_t port) { return static_cast<uint16_t>(kVlans + port); }
 
 class L2Table {
  public:
@@ -26,12 +34,13 @@ class L2Table {
   L2Table(const L2Config& config, uint16_t ports, uint64_t seed);
 
   enum class Learned { kKnown, kNew, kMoved, kMoveRefused, kFull };
-  Learned learn(const MacAddress& mac, uint16_t port, Time now) noexcept;
+  Learned learn(const MacAddress& mac, uint16_t domain, uint16_t port, Time now) noexcept;
   // kNoPort: unknown, or not seen for `ageing`.
-  uint16_t lookup(const MacAddress& mac, Time now) const noexcept;
+  uint16_t lookup(const MacAddress& mac, uint16_t domain, Time now) const noexcept;
 
   struct Entry {
     MacAddress mac;
+    uint16_t domain;
     uint16_t port;
     Time age;
   };
@@ -39,22 +48,28 @@ class L2Table {
   uint32_t size() const { return size_; }      // aged ones that nobody has cleared yet included
 
  private:
+  // Packed, so that four make a cache line. Times are kept in units of 2^16 ns, a 15th of a millisecond.
   struct Slot {
-    uint64_t key = 0;  // MAC << 16 | port; 0: free (the zero MAC is never a source)
-    Time seen{};
+    uint64_t key = 0;    // MAC << 16 | domain; 0: free (the zero MAC is never a source)
+    uint64_t state = 0;  // when it was seen, its low 16 bits replaced by the port
+    uint16_t port() const { return static_cast<uint16_t>(state & 0xFFFF); }
+    Time seen() const { return Time(static_cast<int64_t>(state & ~uint64_t{0xFFFF})); }
+    void see(uint16_t port, Time now) {
+      state = (static_cast<uint64_t>(now.count()) & ~uint64_t{0xFFFF}) | port;
+    }
   };
   static constexpr size_t kWays = 4;
   struct alignas(64) Bucket {
     Slot slots[kWays];
   };
 
-  bool aged(const Slot& slot, Time now) const { return now - slot.seen >= config_.ageing; }
-  const Slot* find(uint64_t mac) const noexcept;
+  bool aged(const Slot& slot, Time now) const { return now - slot.seen() >= config_.ageing; }
+  const Slot* find(uint64_t key) const noexcept;
   bool may_add(uint16_t port) const noexcept;
-  void occupy(Slot& slot, uint64_t mac, uint16_t port, Time now) noexcept;
+  void occupy(Slot& slot, uint64_t key, uint16_t port, Time now) noexcept;
   void release(Slot& slot) noexcept;
   void sweep(Time now) noexcept;
-  size_t bucket_of(uint64_t mac, int choice) const noexcept;
+  size_t bucket_of(uint64_t key, int choice) const noexcept;
 
   L2Config config_;
   uint64_t seed_;

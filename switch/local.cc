@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "switch/ip_messages.h"
+
 namespace millrace::switching {
 
 namespace {
@@ -10,52 +12,9 @@ using roce::EthernetHeader;
 using roce::Ipv4Header;
 using roce::Ipv6Header;
 
-// RFC 826 for Ethernet and IPv4.
-struct ArpPacket {
-  Be16 hardware, protocol;
-  uint8_t hardware_bytes, protocol_bytes;
-  Be16 operation;
-  MacAddress sender_mac;
-  uint8_t sender_ip[4];
-  MacAddress target_mac;
-  uint8_t target_ip[4];
-};
-static_assert(sizeof(ArpPacket) == 28);
-
-// RFC 792 and RFC 4443, echo.
-struct IcmpHeader {
-  uint8_t type, code;
-  Be16 checksum, identifier, sequence;
-};
-static_assert(sizeof(IcmpHeader) == 8);
-
-// RFC 4861, 4.3 and 4.4, with the one option that we write: the target link-layer address.
-struct NeighbourMessage {
-  uint8_t type, code;
-  Be16 checksum;
-  Be32 flags;
-  uint8_t target[16];
-};
-static_assert(sizeof(NeighbourMessage) == 24);
-struct LinkLayerOption {
-  uint8_t type, length_8;
-  MacAddress mac;
-};
-static_assert(sizeof(LinkLayerOption) == 8);
-
 constexpr uint8_t kEcho4Request = 8, kEcho4Reply = 0;
 constexpr uint8_t kEcho6Request = 128, kEcho6Reply = 129;
-constexpr uint8_t kSolicitation = 135, kAdvertisement = 136;
-constexpr uint32_t kSolicited = 1u << 30, kOverride = 1u << 29;
-constexpr uint8_t kHopLimit = 64;
 constexpr MacAddress kAllNodesMac{{0x33, 0x33, 0, 0, 0, 1}};
-
-// The checksum of `message` under IPv6's pseudo header (RFC 8200, 8.1); 0 when the stored one is right.
-uint16_t icmp6_checksum(const Ipv6Header& ip, std::span<const uint8_t> message) noexcept {
-  const uint32_t pseudo = static_cast<uint32_t>(message.size()) + roce::kIpProtoIcmp6;
-  const uint32_t addresses = static_cast<uint16_t>(~roce::internet_checksum({ip.src, 32}));
-  return roce::internet_checksum(message, pseudo + addresses);
-}
 
 void turn_around(uint8_t* frame, const MacAddress& to, const MacAddress& from) noexcept {
   auto* eth = reinterpret_cast<EthernetHeader*>(frame);
@@ -65,11 +24,18 @@ void turn_around(uint8_t* frame, const MacAddress& to, const MacAddress& from) n
 
 }  // namespace
 
-LocalEndpoint::LocalEndpoint(const MacAddress& mac, std::vector<IpAddress> addresses)
-    : mac_(mac), addresses_(std::move(addresses)) {}
+LocalEndpoint::LocalEndpoint(const MacAddress& mac, std::vector<InterfaceAddress> addresses)
+    : mac_(mac), addresses_(std::move(addresses)) {
+  std::sort(addresses_.begin(), addresses_.end(), [](const InterfaceAddress& a, const InterfaceAddress& b) {
+    return a.prefix.address < b.prefix.address;
+  });
+}
 
-bool LocalEndpoint::owns(const IpAddress& address) const noexcept {
-  return std::find(addresses_.begin(), addresses_.end(), address) != addresses_.end();
+const InterfaceAddress* LocalEndpoint::find(const IpAddress& address) const noexcept {
+  const auto at =
+      std::lower_bound(addresses_.begin(), addresses_.end(), address,
+                       [](const InterfaceAddress& a, const IpAddress& b) { return a.prefix.address < b; });
+  return at != addresses_.end() && at->prefix.address == address ? &*at : nullptr;
 }
 
 bool LocalEndpoint::bad_source(const IpAddress& source) const noexcept {
@@ -79,34 +45,26 @@ bool LocalEndpoint::bad_source(const IpAddress& source) const noexcept {
   return zero || broadcast || source.is_multicast() || owns(source);
 }
 
-Fate LocalEndpoint::answer(Frame& frame, bool unicast) const noexcept {
+Fate LocalEndpoint::answer(Frame& frame, bool unicast, uint16_t interface) const noexcept {
   const std::span<uint8_t> bytes = frame.bytes();
-  uint32_t at = sizeof(EthernetHeader);
-  uint16_t type = reinterpret_cast<const EthernetHeader*>(bytes.data())->ether_type.value();
-  if (type == roce::kEtherTypeVlan) {
-    if (bytes.size() < at + sizeof(roce::VlanTag)) return Fate::kNotForUs;
-    type = reinterpret_cast<const roce::VlanTag*>(bytes.data() + at)->ether_type.value();
-    at += sizeof(roce::VlanTag);
-  }
-  if (type == roce::kEtherTypeArp) return answer_arp(bytes, at);
-  if (type == roce::kEtherTypeIpv4 && unicast) return answer_echo4(bytes, at);
-  if (type == roce::kEtherTypeIpv6) return answer_ipv6(frame, at, unicast);
+  const Network network = network_of(bytes);
+  if (network.type == roce::kEtherTypeArp) return answer_arp(bytes, network.at, interface);
+  if (network.type == roce::kEtherTypeIpv4 && unicast) return answer_echo4(bytes, network.at);
+  if (network.type == roce::kEtherTypeIpv6) return answer_ipv6(frame, network.at, unicast, interface);
   return Fate::kNotForUs;
 }
 
-Fate LocalEndpoint::answer_arp(std::span<uint8_t> frame, uint32_t at) const noexcept {
+Fate LocalEndpoint::answer_arp(std::span<uint8_t> frame, uint32_t at, uint16_t interface) const noexcept {
   if (frame.size() < at + sizeof(ArpPacket)) return Fate::kNotForUs;
   auto* arp = reinterpret_cast<ArpPacket*>(frame.data() + at);
-  if (arp->hardware.value() != 1 || arp->protocol.value() != roce::kEtherTypeIpv4 ||
-      arp->hardware_bytes != 6 || arp->protocol_bytes != 4 || arp->operation.value() != 1)
-    return Fate::kNotForUs;
-  if (!owns(IpAddress::from_v4(arp->target_ip))) return Fate::kNotForUs;
+  if (!arp->is_ipv4_over_ethernet() || arp->operation.value() != kArpRequest) return Fate::kNotForUs;
+  if (!has(IpAddress::from_v4(arp->target_ip), interface)) return Fate::kNotForUs;
   // A sender address of zero is a probe for duplicates (RFC 5227, 2.1.1): it is answered as any other
   // request, which defends the address.
   if (arp->sender_mac.is_multicast() || owns(IpAddress::from_v4(arp->sender_ip)))
     return Fate::kIpSourceInvalid;
   turn_around(frame.data(), arp->sender_mac, mac_);
-  arp->operation = uint16_t{2};
+  arp->operation = kArpReply;
   arp->target_mac = arp->sender_mac;
   arp->sender_mac = mac_;
   std::swap(arp->target_ip, arp->sender_ip);
@@ -139,7 +97,7 @@ Fate LocalEndpoint::answer_echo4(std::span<uint8_t> frame, uint32_t at) const no
   return Fate::kEchoReplied;
 }
 
-Fate LocalEndpoint::answer_ipv6(Frame& frame, uint32_t at, bool unicast) const noexcept {
+Fate LocalEndpoint::answer_ipv6(Frame& frame, uint32_t at, bool unicast, uint16_t interface) const noexcept {
   const std::span<uint8_t> bytes = frame.bytes();
   if (bytes.size() < at + sizeof(Ipv6Header)) return Fate::kNotForUs;
   auto* ip = reinterpret_cast<Ipv6Header*>(bytes.data() + at);
@@ -150,7 +108,7 @@ Fate LocalEndpoint::answer_ipv6(Frame& frame, uint32_t at, bool unicast) const n
   if (ip->next_header != roce::kIpProtoIcmp6 || length < sizeof(IcmpHeader)) return otherwise;
   const std::span<uint8_t> message = bytes.subspan(at + sizeof(Ipv6Header), length);
   auto* icmp = reinterpret_cast<IcmpHeader*>(message.data());
-  if (icmp->type == kSolicitation) return answer_solicitation(frame, at, message);
+  if (icmp->type == kSolicitation) return answer_solicitation(frame, at, message, interface);
   if (!ours || !unicast || icmp->type != kEcho6Request || icmp->code != 0) return otherwise;
   if (bad_source(IpAddress::from_v6(ip->src))) return Fate::kIpSourceInvalid;
   if (icmp6_checksum(*ip, message) != 0) return Fate::kIcmpChecksum;
@@ -165,13 +123,13 @@ Fate LocalEndpoint::answer_ipv6(Frame& frame, uint32_t at, bool unicast) const n
 
 // RFC 4861, 7.1.1 (what is valid) and 7.2.4 (the answer). An unspecified source is a host that tests whether
 // the address is free (RFC 4862, 5.4): all nodes are told that it is not.
-Fate LocalEndpoint::answer_solicitation(Frame& frame, uint32_t at,
-                                        std::span<uint8_t> message) const noexcept {
+Fate LocalEndpoint::answer_solicitation(Frame& frame, uint32_t at, std::span<uint8_t> message,
+                                        uint16_t interface) const noexcept {
   const std::span<uint8_t> bytes = frame.bytes();
   auto* ip = reinterpret_cast<Ipv6Header*>(bytes.data() + at);
   if (message.size() < sizeof(NeighbourMessage) || ip->hop_limit != 255) return Fate::kNotForUs;
   auto* nd = reinterpret_cast<NeighbourMessage*>(message.data());
-  if (nd->code != 0 || !owns(IpAddress::from_v6(nd->target))) return Fate::kNotForUs;
+  if (nd->code != 0 || !has(IpAddress::from_v6(nd->target), interface)) return Fate::kNotForUs;
   if (icmp6_checksum(*ip, message) != 0) return Fate::kIcmpChecksum;
   const IpAddress source = IpAddress::from_v6(ip->src);
   const bool probe = source.is_zero();
@@ -196,7 +154,7 @@ Fate LocalEndpoint::answer_solicitation(Frame& frame, uint32_t at,
   std::memcpy(ip->src, nd->target, 16);
   nd->type = kAdvertisement;
   nd->flags = kOverride | (probe ? 0 : kSolicited);
-  *reinterpret_cast<LinkLayerOption*>(nd + 1) = {2, 1, mac_};
+  *reinterpret_cast<LinkLayerOption*>(nd + 1) = {kTargetLinkLayer, 1, mac_};
   nd->checksum = uint16_t{0};
   nd->checksum = icmp6_checksum(*ip, {message.data(), kAnswer});
   return Fate::kNdReplied;

@@ -16,8 +16,18 @@ bool is_reserved_multicast(const MacAddress& mac) {
 }
 
 uint16_t checked_ports(uint16_t ports) {
-  if (ports == 0 || ports >= kNoPort) throw Error(ErrorCode::kConfig, "a pipeline needs 1 … 65534 ports");
+  // Each may be a routed port, whose domain of MAC addresses stands behind those of all VLANs.
+  if (ports == 0 || ports > kBridge - kVlans)
+    throw Error(ErrorCode::kConfig, "a pipeline needs 1 … 61438 ports");
   return ports;
+}
+
+// Without routing, every address is the bridge's.
+std::vector<InterfaceAddress> interfaces(const PipelineConfig& config) {
+  if (!config.routing.interfaces.empty()) return config.routing.interfaces;
+  std::vector<InterfaceAddress> all;
+  for (const IpAddress& a : config.engine.addresses) all.push_back({{a, 0}, kBridge, false});
+  return all;
 }
 
 }  // namespace
@@ -26,10 +36,15 @@ Pipeline::Pipeline(const PipelineConfig& config, FramePool& pool)
     : mac_(config.engine.mac),
       ports_(checked_ports(config.ports)),
       pool_(pool),
-      local_(config.engine.mac, config.engine.addresses),
+      local_(config.engine.mac, interfaces(config)),
       l2_(config.l2, config.ports, config.engine.seed),
       flood_buckets_(config.ports + 1u, TokenBucket(config.l2.flood_pps)),
-      engine_(config.engine, pool) {}
+      engine_(config.engine, pool) {
+  if (config.routing.enabled())
+    router_.emplace(config.routing, local_, ports_, mac_, config.engine.seed, pool);
+  for (uint16_t port = 0; port < ports_; port++)
+    if (!router_ || !router_->is_routed_port(port)) bridged_.push_back(port);
+}
 
 void Pipeline::process(FrameList& received, Time now, FrameList& out) noexcept {
   Frame chunk[kChunk];
@@ -48,13 +63,18 @@ void Pipeline::process(FrameList& received, Time now, FrameList& out) noexcept {
     }
   }
   if (any) engine_.poll(now, engine_out_);
-  route_engine_frames(now, out);
-  check_books();
+  finish(now, out);
 }
 
 void Pipeline::poll(Time now, FrameList& out) noexcept {
   engine_.poll(now, engine_out_);
+  if (router_) router_->poll(now);
+  finish(now, out);
+}
+
+void Pipeline::finish(Time now, FrameList& out) noexcept {
   route_engine_frames(now, out);
+  if (router_) route_router_frames(now, out);
   check_books();
 }
 
@@ -65,7 +85,23 @@ Fate Pipeline::receive(Frame frame, Time now, FrameList& out) noexcept {
   assert(ingress < ports_);
   if (eth.src.is_multicast() || eth.src == MacAddress{}) return Fate::kL2SourceInvalid;
   if (eth.src == mac_) return Fate::kL2SourceOurs;
-  switch (l2_.learn(eth.src, ingress, now)) {
+  const Network network = network_of(frame.bytes());
+  const bool routed = router_ && router_->is_routed_port(ingress);
+  if (routed && network.vid != 0) return Fate::kTagOnRoutedPort;
+  if (!learn(eth, routed ? routed_domain(ingress) : network.vid, ingress, now)) return Fate::kL2MoveRefused;
+  const uint16_t interface = routed ? ingress : kBridge;
+  if (eth.dst == mac_) {
+    const Fate fate = receive_ours(frame, network, interface, now, out);
+    return reply(frame, fate, out);
+  }
+  if (eth.dst.is_multicast()) return receive_group(std::move(frame), network, interface, now, out);
+  // RoCE that passes through is not looked at: a switch in the middle checks and changes nothing.
+  return routed ? Fate::kNotBridged : forward(std::move(frame), ingress, now, out);
+}
+
+// false: the source is alive on another port.
+bool Pipeline::learn(const roce::EthernetHeader& eth, uint16_t domain, uint16_t ingress, Time now) noexcept {
+  switch (l2_.learn(eth.src, domain, ingress, now)) {
     case L2Table::Learned::kKnown:
       break;
     case L2Table::Learned::kNew:
@@ -78,31 +114,26 @@ Fate Pipeline::receive(Frame frame, Time now, FrameList& out) noexcept {
       counters_.l2_full++;
       break;
     case L2Table::Learned::kMoveRefused:
-      return Fate::kL2MoveRefused;
+      return false;
   }
-
-  Fate fate = Fate::kNotForUs;
-  if (eth.dst == mac_) {
-    fate = receive_ours(frame, now);
-  } else if (eth.dst.is_multicast()) {
-    if (is_reserved_multicast(eth.dst)) return Fate::kReservedMulticast;
-    fate = local_.answer(frame, false);
-    // A group's frame that is no question to us concerns the others.
-    if (fate == Fate::kNotForUs) return flood(std::move(frame), ingress, now, out);
-  } else {
-    // RoCE that passes through is not looked at: a switch in the middle checks and changes nothing.
-    return forward(std::move(frame), ingress, now, out);
-  }
-  if (fate == Fate::kArpReplied || fate == Fate::kNdReplied || fate == Fate::kEchoReplied)
-    emit(std::move(frame), ingress, out);
-  return fate;
+  return true;
 }
 
-// A frame to our MAC address: to the engine, answered in place, or dropped by name.
-Fate Pipeline::receive_ours(Frame& frame, Time now) noexcept {
+// A frame to our MAC address: routed, to the engine, answered in place, or dropped by name.
+Fate Pipeline::receive_ours(Frame& frame, const Network& network, uint16_t interface, Time now,
+                            FrameList& out) noexcept {
+  if (router_ && network.vid == 0) {
+    if (router_->wants(frame)) {
+      const uint16_t ingress = frame.port();
+      uint16_t egress = kBridge;
+      const Fate fate = router_->route(frame, now, egress);
+      return fate == Fate::kRouted ? send_routed(std::move(frame), egress, ingress, now, out) : fate;
+    }
+    if (router_->hear(frame, interface, now)) return Fate::kNeighbourHeard;
+  }
   roce::Packet packet;
   roce::ParseVerdict verdict = roce::parse(frame.bytes(), packet);
-  if (verdict == roce::ParseVerdict::kNotRoce) return local_.answer(frame, true);
+  if (verdict == roce::ParseVerdict::kNotRoce) return local_.answer(frame, true, interface);
   if (verdict == roce::ParseVerdict::kOk) {
     if (!local_.owns(packet.dst_ip)) return Fate::kNotForUs;
     if (roce::icrc_ok(packet)) {
@@ -115,34 +146,92 @@ Fate Pipeline::receive_ours(Frame& frame, Time now) noexcept {
   return Fate::kRoceInvalid;
 }
 
-// `ingress` is ports_ for the engine's frames.
+Fate Pipeline::receive_group(Frame frame, const Network& network, uint16_t interface, Time now,
+                             FrameList& out) noexcept {
+  const auto& eth = *reinterpret_cast<const roce::EthernetHeader*>(frame.bytes().data());
+  if (is_reserved_multicast(eth.dst)) return Fate::kReservedMulticast;
+  if (router_ && network.vid == 0) router_->hear(frame, interface, now);
+  const Fate fate = local_.answer(frame, false, interface);
+  if (fate != Fate::kNotForUs) return reply(frame, fate, out);
+  // A group's frame that is no question to us concerns the others.
+  const uint16_t ingress = frame.port();
+  return interface == kBridge ? flood(std::move(frame), ingress, ingress, now, out) : Fate::kNotBridged;
+}
+
+// Answers leave by the port that the question came in on.
+Fate Pipeline::reply(Frame& frame, Fate fate, FrameList& out) noexcept {
+  if (fate == Fate::kArpReplied || fate == Fate::kNdReplied || fate == Fate::kEchoReplied) {
+    const uint16_t ingress = frame.port();
+    emit(std::move(frame), ingress, out);
+  }
+  return fate;
+}
+
+// On the bridge. `ingress` is ports_ for frames of our own.
 Fate Pipeline::forward(Frame frame, uint16_t ingress, Time now, FrameList& out) noexcept {
   const auto& eth = *reinterpret_cast<const roce::EthernetHeader*>(frame.bytes().data());
-  const uint16_t egress = l2_.lookup(eth.dst, now);
-  if (egress == kNoPort) return flood(std::move(frame), ingress, now, out);
+  const uint16_t egress = l2_.lookup(eth.dst, network_of(frame.bytes()).vid, now);
+  if (egress == kNoPort) return flood(std::move(frame), ingress, ingress, now, out);
   if (egress == ingress) return Fate::kHairpin;
   emit(std::move(frame), egress, out);
   return Fate::kForwarded;
 }
 
-Fate Pipeline::flood(Frame frame, uint16_t ingress, Time now, FrameList& out) noexcept {
-  const uint16_t others = static_cast<uint16_t>(ingress < ports_ ? ports_ - 1 : ports_);
-  if (others == 0) return Fate::kNoEgress;
-  if (!flood_buckets_[ingress].take(now)) return Fate::kFloodLimited;
+// To all ports of the bridge but `ingress`, at the expense of `payer`: a port, or ports_ for ourselves.
+Fate Pipeline::flood(Frame frame, uint16_t ingress, uint16_t payer, Time now, FrameList& out) noexcept {
   // The original goes to the last port, copies to the ones before.
-  const uint16_t last = static_cast<uint16_t>(ingress == ports_ - 1 ? ports_ - 2 : ports_ - 1);
-  for (uint16_t port = 0; port < last; port++) {
-    if (port == ingress) continue;
+  size_t last = bridged_.size();
+  while (last > 0 && bridged_[last - 1] == ingress) last--;
+  if (last == 0) return Fate::kNoEgress;
+  last--;
+  if (!flood_buckets_[payer].take(now)) return Fate::kFloodLimited;
+  for (size_t i = 0; i < last; i++) {
+    if (bridged_[i] == ingress) continue;
     Frame copy = copy_flat(pool_, frame);
     if (!copy) {
       counters_.flood_copies_failed++;
       continue;
     }
     counters_.flood_copies++;
-    emit(std::move(copy), port, out);
+    emit(std::move(copy), bridged_[i], out);
   }
-  emit(std::move(frame), last, out);
+  emit(std::move(frame), bridged_[last], out);
   return Fate::kFlooded;
+}
+
+// A frame whose next hop's MAC it has. On the bridge it may leave by the port that it came in on: a host that
+// uses us as the router towards its neighbour.
+Fate Pipeline::send_routed(Frame frame, uint16_t interface, uint16_t payer, Time now,
+                           FrameList& out) noexcept {
+  uint16_t port = interface;
+  if (interface == kBridge) {
+    const auto& eth = *reinterpret_cast<const roce::EthernetHeader*>(frame.bytes().data());
+    port = l2_.lookup(eth.dst, 0, now);
+    if (port == kNoPort) return flood(std::move(frame), ports_, payer, now, out);
+  }
+  emit(std::move(frame), port, out);
+  return Fate::kRouted;
+}
+
+// A frame of the engine: by its route; if there is none, to where its MAC address was heard, which may be a
+// routed port.
+Fate Pipeline::send_own(Frame frame, Time now, FrameList& out) noexcept {
+  if (!router_ || network_of(frame.bytes()).vid != 0) return forward(std::move(frame), ports_, now, out);
+  uint16_t interface = kBridge;
+  const Fate fate = router_->route_own(frame, interface);
+  if (fate == Fate::kRouted && interface == kBridge) return forward(std::move(frame), ports_, now, out);
+  if (fate == Fate::kRouted) {
+    emit(std::move(frame), interface, out);
+    return fate;
+  }
+  const MacAddress& to = reinterpret_cast<const roce::EthernetHeader*>(frame.bytes().data())->dst;
+  uint16_t egress = kNoPort;
+  for (uint16_t port = 0; port < ports_ && egress == kNoPort; port++)
+    if (router_->is_routed_port(port)) egress = l2_.lookup(to, routed_domain(port), now);
+  if (egress == kNoPort) egress = l2_.lookup(to, 0, now);
+  if (egress == kNoPort) return fate;
+  emit(std::move(frame), egress, out);
+  return Fate::kForwarded;
 }
 
 void Pipeline::emit(Frame frame, uint16_t port, FrameList& out) noexcept {
@@ -154,11 +243,35 @@ void Pipeline::emit(Frame frame, uint16_t port, FrameList& out) noexcept {
 void Pipeline::route_engine_frames(Time now, FrameList& out) noexcept {
   while (Frame frame = engine_out_.pop()) {
     counters_.from_engine++;
-    counters_.engine_fates[static_cast<size_t>(forward(std::move(frame), ports_, now, out))]++;
+    counters_.engine_fates[static_cast<size_t>(send_own(std::move(frame), now, out))]++;
   }
 }
 
-// Each frame left exactly once: in = out, for both origins and for what was emitted.
+// What waited for a neighbour, and what the router made itself.
+void Pipeline::route_router_frames(Time now, FrameList& out) noexcept {
+  Frame frame;
+  Fate fate;
+  uint16_t interface = kBridge;
+  while (router_->next_released(frame, fate, now, interface)) {
+    counters_.from_router++;
+    const uint16_t ingress = frame.port();
+    if (fate == Fate::kRouted) fate = send_routed(std::move(frame), interface, ingress, now, out);
+    counters_.router_fates[static_cast<size_t>(fate)]++;
+  }
+  while ((frame = router_->made().pop())) {
+    counters_.from_router++;
+    interface = frame.port();
+    if (interface == kBridge) {
+      fate = forward(std::move(frame), ports_, now, out);
+    } else {
+      emit(std::move(frame), interface, out);
+      fate = Fate::kForwarded;
+    }
+    counters_.router_fates[static_cast<size_t>(fate)]++;
+  }
+}
+
+// Each frame left exactly once: in = out, for each origin and for what was emitted.
 void Pipeline::check_books() const noexcept {
   auto sum = [](const auto& fates) {
     uint64_t n = 0;
@@ -167,26 +280,28 @@ void Pipeline::check_books() const noexcept {
   };
   auto sent = [](const auto& fates) {
     uint64_t n = 0;
-    for (const Fate f :
-         {Fate::kForwarded, Fate::kFlooded, Fate::kArpReplied, Fate::kNdReplied, Fate::kEchoReplied})
+    for (const Fate f : {Fate::kForwarded, Fate::kFlooded, Fate::kRouted, Fate::kArpReplied, Fate::kNdReplied,
+                         Fate::kEchoReplied})
       n += fates[static_cast<size_t>(f)];
     return n;
   };
   assert(counters_.received == sum(counters_.fates));
   assert(counters_.from_engine == sum(counters_.engine_fates));
+  assert(counters_.from_router == sum(counters_.router_fates));
   assert(counters_.fate(Fate::kRoceInvalid) == sum(counters_.roce_drops));
-  assert(counters_.emitted == sent(counters_.fates) + sent(counters_.engine_fates) + counters_.flood_copies);
+  assert(counters_.emitted == sent(counters_.fates) + sent(counters_.engine_fates) +
+                                  sent(counters_.router_fates) + counters_.flood_copies);
   (void)sum, (void)sent;
 }
 
 void Pipeline::shutdown(Time now, FrameList& out) {
   engine_.shutdown(now, engine_out_);
-  route_engine_frames(now, out);
+  finish(now, out);
 }
 
 bool Pipeline::abort_group(uint32_t id, const std::string& why, Time now, FrameList& out) {
   const bool found = engine_.abort_group(id, why, now, engine_out_);
-  route_engine_frames(now, out);
+  finish(now, out);
   return found;
 }
 

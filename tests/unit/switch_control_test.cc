@@ -48,7 +48,7 @@ class ControlTest : public ::testing::Test {
           c->groups[0].reason = "\xff not UTF-8";
         }
         if (c->kind == Command::Kind::kL2)
-          c->l2.push_back({{{2, 0, 0, 0, 0, 1}}, 1, std::chrono::seconds(3)});
+          c->l2.push_back({{{2, 0, 0, 0, 0, 1}}, 5, 1, std::chrono::seconds(3)});
         if (c->rx) rx_ = *c->rx;
         if (c->kind == Command::Kind::kImpair) impaired_port_ = c->port;
         why_ = c->why;

@@ -10,10 +10,10 @@
 
 #include "switch/copy.h"
 #include "switch/pipeline.h"
+#include "tests/unit/allocation.h"
 
-namespace {
-std::atomic<bool> allocation_forbidden{false};
-}
+std::atomic<bool> millrace::allocation_forbidden{false};
+using millrace::allocation_forbidden;
 
 // NOLINTBEGIN: the replaced operators of the whole test program. Not inlined, or g++ 12 takes malloc and
 // delete for a mismatched pair.
@@ -404,15 +404,15 @@ TEST(L2Table, HoldsWhatItIsConfiguredFor) {
   config.entries_max = 1024;
   L2Table table(config, 1, 42);
   for (uint32_t i = 0; i < 1024; i++)
-    ASSERT_EQ(table.learn(numbered(i), 0, seconds(1)), L2Table::Learned::kNew) << i;
-  EXPECT_EQ(table.learn(numbered(5000), 0, seconds(1)), L2Table::Learned::kFull);
-  for (uint32_t i = 0; i < 1024; i++) EXPECT_EQ(table.lookup(numbered(i), seconds(2)), 0);
+    ASSERT_EQ(table.learn(numbered(i), 0, 0, seconds(1)), L2Table::Learned::kNew) << i;
+  EXPECT_EQ(table.learn(numbered(5000), 0, 0, seconds(1)), L2Table::Learned::kFull);
+  for (uint32_t i = 0; i < 1024; i++) EXPECT_EQ(table.lookup(numbered(i), 0, seconds(2)), 0);
   EXPECT_EQ(table.entries(seconds(2)).size(), 1024u);
   // All of them aged: room again.
   EXPECT_EQ(table.entries(seconds(301)).size(), 0u);
   uint32_t learned = 0;
   for (uint32_t i = 0; i < 4096; i++)
-    learned += table.learn(numbered(10000 + i), 0, seconds(302)) == L2Table::Learned::kNew;
+    learned += table.learn(numbered(10000 + i), 0, 0, seconds(302)) == L2Table::Learned::kNew;
   EXPECT_EQ(learned, 1024u);
 }
 
@@ -420,11 +420,11 @@ TEST(L2Table, AFloodOfSourcesOnOnePortLeavesRoomForTheOthers) {
   L2Config config;
   config.entries_max = 1024;
   L2Table table(config, 4, 42);
-  for (uint32_t i = 0; i < 100000; i++) table.learn(numbered(i), 0, seconds(1));
+  for (uint32_t i = 0; i < 100000; i++) table.learn(numbered(i), 0, 0, seconds(1));
   EXPECT_EQ(table.size(), 1024u - 3 * 128);  // half of the table is reserved in equal shares
   for (uint16_t port = 1; port < 4; port++)
     for (uint32_t i = 0; i < 128; i++)
-      EXPECT_EQ(table.learn(numbered(1'000'000u * port + i), port, seconds(1)), L2Table::Learned::kNew);
+      EXPECT_EQ(table.learn(numbered(1'000'000u * port + i), 0, port, seconds(1)), L2Table::Learned::kNew);
 }
 
 // Against a plain map, over random operations.
@@ -446,7 +446,7 @@ TEST(L2Table, AgreesWithAMap) {
     const MacAddress mac = numbered(random(60));
     if (random(2) == 0) {
       const auto port = static_cast<uint16_t>(random(3));
-      if (table.learn(mac, port, now) != L2Table::Learned::kFull) {
+      if (table.learn(mac, 0, port, now) != L2Table::Learned::kFull) {
         model[mac] = {port, now};
       } else {
         model.erase(mac);
@@ -454,7 +454,7 @@ TEST(L2Table, AgreesWithAMap) {
     } else {
       const auto it = model.find(mac);
       const bool there = it != model.end() && now - it->second.second < config.ageing;
-      ASSERT_EQ(table.lookup(mac, now), there ? it->second.first : kNoPort);
+      ASSERT_EQ(table.lookup(mac, 0, now), there ? it->second.first : kNoPort);
     }
   }
 }
