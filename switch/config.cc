@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 
+#include "switch/config_routing.h"
 #include "switch/yaml_reader.h"
 
 namespace millrace::switching {
@@ -51,20 +52,8 @@ void read_identity(YamlMap& top, Config& config) {
     config.engine.mac = *mac;
   }
 
-  std::vector<std::string> addresses;
   top.require("addresses");
-  top.texts("addresses", addresses);
-  if (addresses.empty() || addresses.size() > 64) top.fail("addresses", "must be 1 … 64 addresses");
-  for (const std::string& text : addresses) {
-    const auto address = IpAddress::parse(text);
-    if (!address || address->is_zero() || address->is_multicast())
-      top.fail("addresses",
-               "'" + text + "' is not an IPv4 or IPv6 host address (write it without prefix length)");
-    auto& all = config.engine.addresses;
-    if (std::find(all.begin(), all.end(), *address) != all.end())
-      top.fail("addresses", "'" + text + "' is given twice");
-    all.push_back(*address);
-  }
+  read_interface(top, kBridge, config);
 }
 
 void read_tenants(YamlMap& aggregation, Config& config) {
@@ -170,6 +159,8 @@ void read_ports(YamlMap& top, Config& config) {
     read_direction(impair, "rx", port.rx);
     read_direction(impair, "tx", port.tx);
     impair.finish();
+    if (map.get("addresses").IsDefined())
+      read_interface(map, static_cast<uint16_t>(config.ports.size()), config);
     map.finish();
     config.ports.push_back(std::move(port));
   });
@@ -260,6 +251,7 @@ Config parse_config(const std::string& text, const std::string& name) {
     read_identity(top, config);
     read_aggregation(top, config);
     read_ports(top, config);
+    read_routing(top, config);
     config.capture = read_capture(top);
     check_captures(top, config);
     read_forwarding(top, config);

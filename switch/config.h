@@ -10,6 +10,7 @@
 #include "switch/capture.h"
 #include "switch/impair.h"
 #include "switch/l2.h"
+#include "switch/router.h"
 
 namespace millrace::switching {
 
@@ -27,8 +28,9 @@ struct IdleConfig {
 
 struct Config {
   std::string name;
-  aggregation::EngineConfig engine;  // with the switch's own MAC and addresses
+  aggregation::EngineConfig engine;  // with the switch's own MAC and all of its addresses
   L2Config l2;
+  RoutingConfig routing;  // interfaces: the addresses again, with their subnets
   std::vector<PortConfig> ports;
   std::optional<CaptureConfig> capture;  // of all ports together
   IdleConfig idle;

@@ -15,7 +15,7 @@ Time read_clock(clockid_t id) {
 }
 
 PipelineConfig pipeline_config(const Config& config) {
-  return {static_cast<uint16_t>(config.ports.size()), config.l2, config.engine};
+  return {static_cast<uint16_t>(config.ports.size()), config.l2, config.engine, config.routing};
 }
 
 }  // namespace
