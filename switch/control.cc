@@ -130,6 +130,7 @@ json counters_json(const Snapshot& s) {
   const PipelineCounters& p = s.pipeline;
   j["pipeline"] = {{"received", p.received},
                    {"from_engine", p.from_engine},
+                   {"from_router", p.from_router},
                    {"emitted", p.emitted},
                    {"flood_copies", p.flood_copies},
                    {"flood_copies_failed", p.flood_copies_failed},
@@ -139,12 +140,16 @@ json counters_json(const Snapshot& s) {
   for (size_t i = 0; i < kFates; i++) {
     j["pipeline"][std::string(kFateNames[i])] = p.fates[i];
     j["engine_frames"][std::string(kFateNames[i])] = p.engine_fates[i];
+    j["router_frames"][std::string(kFateNames[i])] = p.router_fates[i];
   }
   for (size_t i = 0; i < p.roce_drops.size(); i++) {
     const auto verdict = static_cast<roce::ParseVerdict>(i);
     if (verdict == roce::ParseVerdict::kOk || verdict == roce::ParseVerdict::kNotRoce) continue;
     j["roce"][std::string(roce::name(verdict))] = p.roce_drops[i];
   }
+#define X(n) j["router"][#n] = s.router.n;
+  MILLRACE_ROUTER_COUNTERS(X)
+#undef X
 #define X(n) j["aggregation"][#n] = s.aggregation.n;
   MILLRACE_AGGREGATION_COUNTERS(X)
 #undef X
@@ -309,6 +314,8 @@ json Control::answer(const json& request, bool may_change) {
   if (cmd == "status") return status();
   if (cmd == "groups") return groups();
   if (cmd == "l2") return l2();
+  if (cmd == "routes") return routes();
+  if (cmd == "neighbours") return neighbours();
   if (cmd == "counters") {
     Command command;
     run(command);
@@ -322,7 +329,8 @@ json Control::answer(const json& request, bool may_change) {
     return cmd == "abort" ? abort(request) : impair(request);
   }
   throw Error(ErrorCode::kUsage,
-              "unknown command '" + cmd + "' (known: status, groups, counters, l2, abort, impair)");
+              "unknown command '" + cmd +
+                  "' (known: status, groups, counters, l2, routes, neighbours, abort, impair)");
 }
 
 // Waits for the worker without a bound: the command lives on this stack, and the worker (or the destructor in
@@ -343,6 +351,7 @@ json Control::status() {
     const PortCounters& c = p.counters;
     json port = {
         {"name", p.name},
+        {"addresses", json::array()},
         {"device", p.device},
         {"link", p.link_up ? "up" : "down"},
         {"speed_mbps", p.speed_mbps},
@@ -358,6 +367,8 @@ json Control::status() {
         {"tx_errors", c.device_tx_errors},
         {"impair",
          {{"rx", impair_json(p.rx_config, p.rx_impair)}, {"tx", impair_json(p.tx_config, p.tx_impair)}}}};
+    for (const InterfaceAddress& a : config_.routing.interfaces)
+      if (a.interface == ports.size()) port["addresses"].push_back(a.prefix.to_string());
     if (p.capture) port["capture"] = capture_json(*p.capture);
     ports.push_back(std::move(port));
   }
@@ -366,6 +377,7 @@ json Control::status() {
             {"uptime_s", seconds(s.uptime)},
             {"mac", config_.engine.mac.to_string()},
             {"addresses", addresses},
+            {"routing", config_.routing.enabled()},
             {"ports", ports},
             {"frames",
              {{"size", s.frames},
@@ -393,10 +405,53 @@ json Control::l2() {
   command.kind = Command::Kind::kL2;
   run(command);
   json all = json::array();
-  for (const L2Table::Entry& e : command.l2)
-    all.push_back(
-        {{"mac", e.mac.to_string()}, {"port", config_.ports[e.port].name}, {"age_s", seconds(e.age)}});
+  for (const L2Table::Entry& e : command.l2) {
+    json entry = {
+        {"mac", e.mac.to_string()}, {"port", config_.ports[e.port].name}, {"age_s", seconds(e.age)}};
+    // A routed port is in no VLAN.
+    entry["vlan"] = e.domain < kVlans ? json(e.domain) : json();
+    all.push_back(std::move(entry));
+  }
   return {{"name", config_.name}, {"entries", all}, {"entries_max", config_.l2.entries_max}};
+}
+
+std::string Control::interface_name(uint16_t interface) const {
+  return interface == kBridge ? "bridge" : config_.ports[interface].name;
+}
+
+json Control::routes() {
+  Command command;
+  command.kind = Command::Kind::kRoutes;
+  run(command);
+  json all = json::array();
+  for (const Router::RouteInfo& r : command.routes) {
+    json route = {{"prefix", r.prefix.to_string()}, {"kind", r.connected ? "connected" : "static"}};
+    if (r.connected) route["interface"] = interface_name(r.interface);
+    route["via"] = json::array();
+    for (const Router::RouteInfo::Way& w : r.ways)
+      route["via"].push_back({{"address", w.address.to_string()},
+                              {"interface", interface_name(w.interface)},
+                              {"state", w.state},
+                              {"packets", w.packets}});
+    all.push_back(std::move(route));
+  }
+  return {{"name", config_.name}, {"routing", config_.routing.enabled()}, {"routes", all}};
+}
+
+json Control::neighbours() {
+  Command command;
+  command.kind = Command::Kind::kNeighbours;
+  run(command);
+  json all = json::array();
+  for (const NeighbourTable::Info& n : command.neighbours)
+    all.push_back({{"address", n.address.to_string()},
+                   {"interface", interface_name(n.interface)},
+                   {"mac", n.mac == MacAddress{} ? json() : json(n.mac.to_string())},
+                   {"state", n.state},
+                   {"next_hop", n.next_hop},
+                   {"answered_s", n.age == kNever ? json() : json(seconds(n.age))},
+                   {"held", n.held}});
+  return {{"name", config_.name}, {"neighbours", all}};
 }
 
 json Control::abort(const json& request) {

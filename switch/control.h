@@ -57,13 +57,14 @@ struct Snapshot {
   uint64_t memory_reserved = 0;
   size_t queue_pairs = 0;
   PipelineCounters pipeline;
+  RouterCounters router;
   aggregation::Counters aggregation;
   roce::CmCounters cm;
   uint32_t l2_entries = 0;
 };
 
 struct Command {
-  enum class Kind { kSnapshot, kGroups, kL2, kAbort, kImpair };
+  enum class Kind { kSnapshot, kGroups, kL2, kRoutes, kNeighbours, kAbort, kImpair };
   Kind kind = Kind::kSnapshot;
   uint32_t group = 0;  // kAbort
   std::string why;
@@ -74,6 +75,8 @@ struct Command {
   Snapshot snapshot;
   std::vector<aggregation::GroupInfo> groups;
   std::vector<L2Table::Entry> l2;
+  std::vector<Router::RouteInfo> routes;
+  std::vector<NeighbourTable::Info> neighbours;
   std::binary_semaphore done{0};
 };
 
@@ -118,6 +121,9 @@ class Control {
   nlohmann::json status();
   nlohmann::json groups();
   nlohmann::json l2();
+  nlohmann::json routes();
+  nlohmann::json neighbours();
+  std::string interface_name(uint16_t interface) const;
   nlohmann::json abort(const nlohmann::json& request);
   nlohmann::json impair(const nlohmann::json& request);
 

@@ -177,6 +177,12 @@ void Worker::execute(Command& command, Time now) {
     case Command::Kind::kL2:
       command.l2 = pipeline_.l2().entries(now);
       break;
+    case Command::Kind::kRoutes:
+      if (const Router* router = pipeline_.router()) command.routes = router->routes();
+      break;
+    case Command::Kind::kNeighbours:
+      if (const Router* router = pipeline_.router()) command.neighbours = router->neighbours().infos(now);
+      break;
     case Command::Kind::kAbort:
       command.ok = pipeline_.abort_group(command.group, command.why, now, out_);
       transmit(now);
@@ -209,6 +215,7 @@ Snapshot Worker::snapshot() const {
   s.pipeline = pipeline_.counters();
   s.aggregation = pipeline_.engine().counters();
   s.cm = pipeline_.engine().cm_counters();
+  if (const Router* router = pipeline_.router()) s.router = router->counters();
   s.l2_entries = pipeline_.l2().size();
   return s;
 }

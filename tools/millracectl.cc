@@ -178,8 +178,36 @@ void print_counters(const json& j, const std::string& path, Table& table) {
 }
 
 void print_l2(const json& reply) {
-  Table table({"MAC", "PORT", "AGE s"});
-  for (const json& e : reply.at("entries")) table.add({e.at("mac"), e.at("port"), fixed(e.at("age_s"))});
+  Table table({"MAC", "VLAN", "PORT", "AGE s"});
+  for (const json& e : reply.at("entries"))
+    table.add({e.at("mac"),
+               e.at("vlan").is_null() ? json("routed")
+               : e.at("vlan") == 0    ? json("-")
+                                      : e.at("vlan"),
+               e.at("port"), fixed(e.at("age_s"))});
+  table.print();
+}
+
+void print_routes(const json& reply) {
+  if (!reply.at("routing")) std::printf("nothing is routed: no address has a prefix length\n");
+  Table table({"PREFIX", "VIA", "INTERFACE", "STATE", "PACKETS"});
+  for (const json& r : reply.at("routes")) {
+    if (r.at("kind") == "connected") table.add({r.at("prefix"), "connected", r.at("interface"), "-", "-"});
+    json prefix = r.at("prefix");
+    for (const json& w : r.at("via")) {
+      table.add({prefix, w.at("address"), w.at("interface"), w.at("state"), w.at("packets")});
+      prefix = "";
+    }
+  }
+  table.print();
+}
+
+void print_neighbours(const json& reply) {
+  Table table({"ADDRESS", "MAC", "INTERFACE", "STATE", "NEXT HOP", "ANSWERED s", "HELD"});
+  for (const json& n : reply.at("neighbours"))
+    table.add({n.at("address"), n.at("mac").is_null() ? json("-") : n.at("mac"), n.at("interface"),
+               n.at("state"), n.at("next_hop").get<bool>() ? "yes" : "no",
+               n.at("answered_s").is_null() ? "-" : fixed(n.at("answered_s")), n.at("held")});
   table.print();
 }
 
@@ -213,6 +241,8 @@ int main(int argc, char** argv) {
   app.add_subcommand("groups", "groups, their members, and who waits for whom");
   app.add_subcommand("counters", "every counter that is not zero (with --json: all)");
   app.add_subcommand("l2", "the addresses that were learned");
+  app.add_subcommand("routes", "which way each prefix goes, and which next hops answer");
+  app.add_subcommand("neighbours", "the MAC addresses of IP neighbours");
   auto* abort = app.add_subcommand("abort", "end a group; its members get an error");
   uint32_t group = 0;
   std::string why;
@@ -254,6 +284,10 @@ int main(int argc, char** argv) {
       print_groups(reply);
     } else if (cmd == "l2") {
       print_l2(reply);
+    } else if (cmd == "routes") {
+      print_routes(reply);
+    } else if (cmd == "neighbours") {
+      print_neighbours(reply);
     } else if (cmd == "counters") {
       Table table({"COUNTER", "VALUE"});
       print_counters(reply.at("counters"), "", table);

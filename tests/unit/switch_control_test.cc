@@ -49,6 +49,21 @@ class ControlTest : public ::testing::Test {
         }
         if (c->kind == Command::Kind::kL2)
           c->l2.push_back({{{2, 0, 0, 0, 0, 1}}, 5, 1, std::chrono::seconds(3)});
+        if (c->kind == Command::Kind::kRoutes) {
+          c->routes.push_back({*Prefix::parse("10.77.0.0/24"), true, kBridge, {}});
+          c->routes.push_back(
+              {*Prefix::parse("0.0.0.0/0"), false, 0, {{*IpAddress::parse("10.255.0.1"), 1, "failed", 9}}});
+        }
+        if (c->kind == Command::Kind::kNeighbours) {
+          c->neighbours.push_back({*IpAddress::parse("10.255.0.1"), 1, {}, "failed", true, kNever, 0});
+          c->neighbours.push_back({*IpAddress::parse("10.77.0.1"),
+                                   kBridge,
+                                   {{2, 0, 0, 0, 0, 1}},
+                                   "reachable",
+                                   false,
+                                   std::chrono::milliseconds(1500),
+                                   2});
+        }
         if (c->rx) rx_ = *c->rx;
         if (c->kind == Command::Kind::kImpair) impaired_port_ = c->port;
         why_ = c->why;
@@ -99,11 +114,31 @@ TEST_F(ControlTest, AnswersRequestsLineByLine) {
   EXPECT_EQ(status.at("frames").at("in_use"), 10);
   EXPECT_EQ(status.at("ports").at(0).at("rx_packets"), 17);
   const json counters = ask(fd, R"({"cmd":"counters"})");
-  for (const char* room : {"pipeline", "engine_frames", "roce", "aggregation", "cm", "ports"})
+  for (const char* room :
+       {"pipeline", "engine_frames", "router_frames", "router", "roce", "aggregation", "cm", "ports"})
     EXPECT_TRUE(counters.at("counters").contains(room)) << room;
   EXPECT_EQ(counters.at("counters").at("roce").at("bad_icrc"), 0);
   EXPECT_EQ(ask(fd, R"({"cmd":"groups"})").at("groups").at(0).at("id"), 5);
   EXPECT_EQ(ask(fd, R"({"cmd":"l2"})").at("entries").at(0).at("port"), "p2");
+  EXPECT_EQ(ask(fd, R"({"cmd":"l2"})").at("entries").at(0).at("vlan"), 5);
+  close(fd);
+}
+
+TEST_F(ControlTest, TellsOfRoutesAndNeighbours) {
+  start();
+  const int fd = connect_to(config_.control_read);
+  const json routes = ask(fd, R"({"cmd":"routes"})").at("routes");
+  EXPECT_EQ(routes.at(0),
+            json::parse(R"({"prefix":"10.77.0.0/24","kind":"connected","interface":"bridge","via":[]})"));
+  EXPECT_EQ(routes.at(1), json::parse(R"({"prefix":"0.0.0.0/0","kind":"static","via":[
+      {"address":"10.255.0.1","interface":"p2","state":"failed","packets":9}]})"));
+  const json neighbours = ask(fd, R"({"cmd":"neighbours"})").at("neighbours");
+  EXPECT_EQ(neighbours.at(0),
+            json::parse(R"({"address":"10.255.0.1","interface":"p2","mac":null,"state":"failed",
+      "next_hop":true,"answered_s":null,"held":0})"));
+  EXPECT_EQ(neighbours.at(1),
+            json::parse(R"({"address":"10.77.0.1","interface":"bridge","mac":"02:00:00:00:00:01",
+      "state":"reachable","next_hop":false,"answered_s":1.5,"held":2})"));
   close(fd);
 }
 
