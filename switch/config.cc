@@ -52,8 +52,7 @@ void read_identity(YamlMap& top, Config& config) {
     config.engine.mac = *mac;
   }
 
-  top.require("addresses");
-  read_interface(top, kBridge, config);
+  if (top.get("addresses").IsDefined()) read_interface(top, kBridge, config);
 }
 
 void read_tenants(YamlMap& aggregation, Config& config) {

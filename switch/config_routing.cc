@@ -139,6 +139,7 @@ void read_interface(YamlMap& map, uint16_t interface, Config& config) {
 
 void read_routing(YamlMap& top, Config& config) {
   RoutingConfig& r = config.routing;
+  if (r.interfaces.empty()) top.require("addresses");
   if (top.get("routes").IsDefined() && !r.enabled())
     top.fail("routes",
              "need a connected subnet: write a prefix length, as 10.77.0.100/24, to one of addresses");
@@ -153,8 +154,14 @@ void read_routing(YamlMap& top, Config& config) {
   map.duration("reachable_ms", std::chrono::milliseconds(1), 1000, 86'400'000, r.neighbours.reachable);
   map.duration("next_hop_probe_ms", std::chrono::milliseconds(1), 10, 60'000, r.neighbours.next_hop_probe);
   map.finish();
+  // On a spine, where nothing is bridged, an address without a subnet is what is meant.
+  const bool bridges = std::any_of(config.ports.begin(), config.ports.end(), [&](const PortConfig& p) {
+    const auto index = static_cast<uint16_t>(&p - config.ports.data());
+    return std::none_of(r.interfaces.begin(), r.interfaces.end(),
+                        [&](const InterfaceAddress& i) { return i.interface == index; });
+  });
   for (const InterfaceAddress& i : r.interfaces)
-    if (r.enabled() && !i.has_subnet)
+    if (r.enabled() && bridges && !i.has_subnet)
       config.notes.push_back(
           "addresses: " + i.prefix.address.to_string() +
           " has no prefix length: as no subnet around it is connected, answers to those who "

@@ -66,6 +66,15 @@ TEST(RoutingConfigTest, WithoutAPrefixLengthNothingIsRouted) {
   for (const std::string& note : c.notes) EXPECT_FALSE(note.starts_with("addresses")) << note;
 }
 
+TEST(RoutingConfigTest, ASpineNeedsNoAddressButThoseOfItsPorts) {
+  const Config c = parse_config(
+      "name: spine1\nports:\n  - {name: p1, device: d1, addresses: [10.255.0.1/31]}\n", "f.yaml");
+  EXPECT_TRUE(c.routing.enabled());
+  EXPECT_EQ(c.engine.addresses.at(0).to_string(), "10.255.0.1");
+  EXPECT_NE(refusal("name: a\nports: [{name: p, device: d}]\n").find("addresses: missing"),
+            std::string::npos);
+}
+
 TEST(RoutingConfigTest, MistakesNameFileLineKeyAndWhatIsAllowed) {
   struct Case {
     std::string text;
