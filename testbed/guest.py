@@ -198,14 +198,15 @@ class GuestProcess:
         guest.type(f"setsid -f sh {shlex.quote(self._base + '.job')}")
 
     def _job(self, environment):
-        # The exit status comes to be under its final name when it is whole. The redirections are a subshell's, so that
-        # the shell that waits says "Killed" on the console, not in the program's name.
+        # Every program to start takes an emulated processor some 30 ms, so there is none but the one that is wanted.
+        # The redirections are a subshell's, so that the shell that waits says "Killed" on the console, not in the
+        # program's name.
         base = shlex.quote(self._base)
         exports = "".join(f"export {key}={shlex.quote(str(value))}\n" for key, value in environment.items())
         return (f"{exports}cd /root\n"
-                f"(exec sh -c 'echo $$ >\"$0\".pid && exec \"$@\"' {base} {shlex.join(self.command)}) "
+                f"(read -r pid _ </proc/self/stat; echo $pid >{base}.pid; exec {shlex.join(self.command)}) "
                 f"</dev/null >{base}.out 2>{base}.err\n"
-                f"echo $? >{base}.code-new && mv {base}.code-new {base}.code\n")
+                f"echo $? >{base}.code\n")
 
     @property
     def pid(self):
@@ -228,11 +229,14 @@ class GuestProcess:
             alive = self.guest.alive()  # asked first: a status written before the guest's end counts
             try:
                 with open(self._base + ".code") as file:
-                    code = int(file.read())
-                self._code = 128 - code if code > 128 else code
+                    text = file.read()
             except FileNotFoundError:
-                if not alive:
-                    self._code = -signal.SIGKILL
+                text = ""
+            if text.endswith("\n"):
+                code = int(text)
+                self._code = 128 - code if code > 128 else code
+            elif not alive:
+                self._code = -signal.SIGKILL
             if self._code is not None:
                 self.ended = time.monotonic()
         return self._code
