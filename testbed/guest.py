@@ -259,12 +259,9 @@ class GuestProcess:
 
     def stop(self, grace=10.0):
         """SIGTERM, SIGKILL after `grace` seconds. The exit status."""
-        try:
-            self.signal(signal.SIGTERM)
-            if self.wait(grace) is None:
-                self.kill()
-        except LabError:  # it never came to run: the guest does nothing any more
-            self.guest.kill()
+        self.signal(signal.SIGTERM)
+        if self.wait(grace) is None:
+            self.kill()
         return self.poll()
 
     def kill(self):
