@@ -86,7 +86,7 @@ struct RouterCounters {
 struct PipelineCounters {
   uint64_t received = 0;             // frames that came from ports
   uint64_t from_engine = 0;          // frames that the engine made
-  uint64_t from_router = 0;          // frames that the router made, and those that it held
+  uint64_t from_router = 0;          // frames that the IP side made, and those that it held
   uint64_t emitted = 0;              // frames that left for ports
   uint64_t flood_copies = 0;         // emitted in addition to the original, one per further port
   uint64_t flood_copies_failed = 0;  // the pool was empty: that port did not get its copy

@@ -1,6 +1,7 @@
 #include "switch/local.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "switch/ip_messages.h"
 
@@ -15,6 +16,7 @@ using roce::Ipv6Header;
 constexpr uint8_t kEcho4Request = 8, kEcho4Reply = 0;
 constexpr uint8_t kEcho6Request = 128, kEcho6Reply = 129;
 constexpr MacAddress kAllNodesMac{{0x33, 0x33, 0, 0, 0, 1}};
+constexpr IpAddress kAllNodes{{0xFF, 0x02, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}};
 
 void turn_around(uint8_t* frame, const MacAddress& to, const MacAddress& from) noexcept {
   auto* eth = reinterpret_cast<EthernetHeader*>(frame);
@@ -146,8 +148,7 @@ Fate LocalEndpoint::answer_solicitation(Frame& frame, uint32_t at, std::span<uin
   ip->version_class_label = uint32_t{6} << 28;
   ip->payload_length = uint16_t{kAnswer};
   if (probe) {
-    const IpAddress all_nodes{{0xff, 0x02, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}};
-    std::memcpy(ip->dst, all_nodes.bytes.data(), 16);
+    std::memcpy(ip->dst, kAllNodes.bytes.data(), 16);
   } else {
     std::memcpy(ip->dst, ip->src, 16);
   }
@@ -158,6 +159,45 @@ Fate LocalEndpoint::answer_solicitation(Frame& frame, uint32_t at, std::span<uin
   nd->checksum = uint16_t{0};
   nd->checksum = icmp6_checksum(*ip, {message.data(), kAnswer});
   return Fate::kNdReplied;
+}
+
+Frame LocalEndpoint::announcement(const InterfaceAddress& address, FramePool& pool) const noexcept {
+  Frame frame = Frame::allocate(pool);
+  if (!frame) return frame;
+  const IpAddress& ip = address.prefix.address;
+  FrameBuffer* b = frame.buffer();
+  b->length = static_cast<uint32_t>(sizeof(EthernetHeader)) +
+              static_cast<uint32_t>(ip.is_v4() ? sizeof(ArpPacket)
+                                               : sizeof(Ipv6Header) + sizeof(NeighbourMessage) +
+                                                     sizeof(LinkLayerOption));
+  assert(b->offset + b->length <= b->room_bytes);
+  std::memset(b->data(), 0, b->length);
+  auto* eth = reinterpret_cast<EthernetHeader*>(b->data());
+  eth->dst = ip.is_v4() ? kBroadcastMac : kAllNodesMac;
+  eth->src = mac_;
+  eth->ether_type = ip.is_v4() ? roce::kEtherTypeArp : roce::kEtherTypeIpv6;
+  if (ip.is_v4()) {
+    auto* arp = reinterpret_cast<ArpPacket*>(eth + 1);
+    *arp = {uint16_t{1}, roce::kEtherTypeIpv4, 6, 4, kArpRequest, mac_, {}, {}, {}};
+    std::memcpy(arp->sender_ip, ip.v4(), 4);
+    std::memcpy(arp->target_ip, ip.v4(), 4);
+    return frame;
+  }
+  auto* header = reinterpret_cast<Ipv6Header*>(eth + 1);
+  auto* message = reinterpret_cast<NeighbourMessage*>(header + 1);
+  constexpr uint16_t kMessageBytes = sizeof(NeighbourMessage) + sizeof(LinkLayerOption);
+  header->version_class_label = uint32_t{6} << 28;
+  header->payload_length = kMessageBytes;
+  header->next_header = roce::kIpProtoIcmp6;
+  header->hop_limit = 255;
+  std::memcpy(header->src, ip.bytes.data(), 16);
+  std::memcpy(header->dst, kAllNodes.bytes.data(), 16);
+  message->type = kAdvertisement;
+  message->flags = kOverride;
+  std::memcpy(message->target, ip.bytes.data(), 16);
+  *reinterpret_cast<LinkLayerOption*>(message + 1) = {kTargetLinkLayer, 1, mac_};
+  message->checksum = icmp6_checksum(*header, {reinterpret_cast<uint8_t*>(message), kMessageBytes});
+  return frame;
 }
 
 }  // namespace millrace::switching

@@ -27,6 +27,12 @@ class LocalEndpoint {
   // came to our MAC address; to a group only ARP requests and neighbour solicitations are answered.
   Fate answer(Frame& frame, bool unicast, uint16_t interface) const noexcept;
 
+  // Tells everybody on its interface that an address of addresses() is ours now: a gratuitous ARP request (RFC
+  // 5227, 3) or an unsolicited advertisement (RFC 4861, 7.2.6). Else hosts that knew a switch before us would go
+  // on sending to its MAC address. None when the pool is empty.
+  Frame announcement(const InterfaceAddress& address, FramePool& pool) const noexcept;
+  const std::vector<InterfaceAddress>& addresses() const { return addresses_; }
+
  private:
   const InterfaceAddress* find(const IpAddress& address) const noexcept;
   bool has(const IpAddress& address, uint16_t interface) const noexcept {

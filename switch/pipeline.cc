@@ -294,6 +294,21 @@ void Pipeline::check_books() const noexcept {
   (void)sum, (void)sent;
 }
 
+void Pipeline::announce(Time now, FrameList& out) {
+  for (const InterfaceAddress& address : local_.addresses()) {
+    Frame frame = local_.announcement(address, pool_);
+    if (!frame) continue;
+    counters_.from_router++;
+    Fate fate = Fate::kForwarded;
+    if (address.interface == kBridge)
+      fate = flood(std::move(frame), ports_, ports_, now, out);
+    else
+      emit(std::move(frame), address.interface, out);
+    counters_.router_fates[static_cast<size_t>(fate)]++;
+  }
+  check_books();
+}
+
 void Pipeline::shutdown(Time now, FrameList& out) {
   engine_.shutdown(now, engine_out_);
   finish(now, out);

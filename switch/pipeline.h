@@ -39,6 +39,9 @@ class Pipeline {
     return router_ ? std::min(engine, router_->next_deadline()) : engine;
   }
 
+  // Tells the neighbours whose addresses ours are; to be called when ports have come up.
+  void announce(Time now, FrameList& out);
+
   // Ends the groups and connections; drained() once nothing is left of them.
   void shutdown(Time now, FrameList& out);
   bool drained() const { return engine_.drained(); }

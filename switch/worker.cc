@@ -2,9 +2,12 @@
 
 #include <sys/prctl.h>
 
+#include <array>
 #include <ctime>
 
 namespace millrace::switching {
+
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -82,9 +85,17 @@ void Worker::run(const volatile std::sig_atomic_t* signals) {
   // Sleeps of some microseconds are meant: the default slack of 50 µs would more than double them.
   prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
   Time deadline = kNever;
+  // Again, since a link may take a moment to come up and a host may not believe a second change so soon.
+  std::array announcements = {Time{}, Time(1s), Time(3s), Time(10s)};
+  auto next_announcement = announcements.begin();
   for (;;) {
     const Time now = clock_now();
     bool worked = turn(now);
+    if (next_announcement != announcements.end() && now - started_ >= *next_announcement) {
+      next_announcement++;
+      pipeline_.announce(now, out_);
+      transmit(now);
+    }
     worked |= execute_commands(now);
     if (*signals > 0 && deadline == kNever) {
       deadline = now + kDrain;

@@ -165,6 +165,26 @@ const Answer kAnswers[] = {
      Fate::kEchoReplied},
 };
 
+// Hosts that knew a switch before this one at its addresses must learn its MAC. Bytes by scapy.
+TEST_F(PipelineTest, AnnouncesItsAddressesOnEveryPort) {
+  FrameList out;
+  pipeline_->announce(seconds(1), out);
+  const Bytes arp =
+      from_hex("ffffffffffff024d5200000108060001080006040001024d520000010a4d00640000000000000a4d0064");
+  const Bytes advertisement = from_hex(
+      "333300000001024d5200000186dd6000000000203afffd770000000000000000000000000100ff0200000000"
+      "000000000000000000018800056220000000fd7700000000000000000000000001000201024d52000001");
+  std::vector<Sent> expected;
+  for (const Bytes& bytes : {arp, advertisement})
+    for (uint16_t port = 0; port < 4; port++) expected.push_back({port, bytes});
+  std::vector<Sent> sent = drain(out);
+  auto order = [](const Sent& a, const Sent& b) {
+    return std::pair(a.bytes.size(), a.port) < std::pair(b.bytes.size(), b.port);
+  };
+  std::sort(sent.begin(), sent.end(), order);
+  EXPECT_EQ(sent, expected);
+}
+
 TEST_F(PipelineTest, AnswersForItsAddressesByteForByte) {
   for (const Answer& a : kAnswers) {
     SCOPED_TRACE(a.description);
