@@ -114,8 +114,8 @@ def parse_options():
         parser.error("argument --hosts: at most 64 on one machine")
     guests = options.hosts_rxe * GUEST_MEMORY_MIB
     if guests > (available := memory_available_mib()):
-        parser.error(f"argument --hosts-rxe: {options.hosts_rxe} guests take {guests} MiB of memory; {available} MiB are "
-                     "available")
+        parser.error(f"argument --hosts-rxe: {options.hosts_rxe} guests take {guests} MiB of memory; {available} MiB "
+                     "are available")
     if options.capture:
         folder = os.path.dirname(os.path.abspath(options.capture))
         if not os.path.isdir(folder):
@@ -250,7 +250,8 @@ class Demo:
         if not lab.guests:
             return
         if soft:
-            self.say(f"# transport {lab.transport_of(soft[0])}: {numbered(soft)}, in namespaces, packet sockets on eth0")
+            self.say(f"# transport {lab.transport_of(soft[0])}: {numbered(soft)}, in namespaces, packet sockets on "
+                     "eth0")
         host, guest = next(iter(lab.guests.items()))
         self.say(f"# transport {lab.transport_of(host)}: {numbered(lab.guests)}, QEMU guests, "
                  f"{lab.run(host, 'uname', '-sr').strip()}'s rdma_rxe on eth0, booted in {guest.boot_seconds:.1f} s")

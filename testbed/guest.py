@@ -150,8 +150,8 @@ class Guest:
         try:
             os.write(self._input, line.encode() + b"\n")
         except (TypeError, BlockingIOError):
-            raise LabError(f"guest {self.name} does not take a command: "
-                           + ("its console is not read" if self._input is not None else "it has been stopped")) from None
+            why = "its console is not read" if self._input is not None else "it has been stopped"
+            raise LabError(f"guest {self.name} does not take a command: {why}") from None
 
     def start(self, name, command, environment=None):
         return GuestProcess(self, name, command, environment)

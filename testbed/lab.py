@@ -97,9 +97,9 @@ class PerfRun:
 
 
 class Lab(Network):
-    """hosts (with their types), mtu, rate, name, logs: see Network. ipv6: ranks reach the switch over IPv6. impair: a dict for every
-    port, either {"rx": {...}, "tx": {...}} or what shall hold for both directions; seeds differ by port and
-    direction. capture, capture_limit: a pcapng file of all ports. overrides: merged into the switch's
+    """hosts (with their types), mtu, rate, name, logs: see Network. ipv6: ranks reach the switch over IPv6. impair: a
+    dict for every port, either {"rx": {...}, "tx": {...}} or what shall hold for both directions; seeds differ by port
+    and direction. capture, capture_limit: a pcapng file of all ports. overrides: merged into the switch's
     configuration, key by key. switch: False leaves the middle without one."""
 
     def __init__(self, hosts=4, mtu=4200, ipv6=False, rate=None, impair=None, capture=None, capture_limit="1GiB",

@@ -76,7 +76,7 @@ done
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 if [ "$(id -u)" != 0 ]; then
-  echo "packages: ${#missing[@]} packages are missing and only root can install them: ${missing[*]}" >&2
+  echo "packages: only root can install what is missing: ${missing[*]}" >&2
   exit 1
 fi
 log=$(mktemp)

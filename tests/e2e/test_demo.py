@@ -77,8 +77,8 @@ class Demo(unittest.TestCase):
                     self.assertGreater(counters[f"ports.p{port}.impair_{direction}.lost"], 0)
 
     def test_rxe_guests_beside_namespaces_on_a_bad_network(self):
-        done = self.demo("--hosts", 1, "--hosts-rxe", 1, "--size", "8:1M", "--type", "bf16", "--loss", 0.01, "--dup", 0.01,
-                         "--reorder", 0.01, "--json")
+        done = self.demo("--hosts", 1, "--hosts-rxe", 1, "--size", "8:1M", "--type", "bf16", "--loss", 0.01,
+                         "--dup", 0.01, "--reorder", 0.01, "--json")
         result = json.loads(done.stdout)
         self.assertTrue(result["ok"])
         part = result["parts"][0]
