@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include "host/socket_address.h"
 #include "roce/error.h"
@@ -25,6 +26,8 @@ constexpr uint8_t kRetryCount = 7;
 constexpr uint8_t kRnrRetryForEver = 7;  // back-pressure must not kill a queue pair
 constexpr uint8_t kMinRnrTimer = 12;     // 0.64 ms; 0 would mean 655 ms
 constexpr Time kProbeAfter = seconds(1);
+// Not all devices give up by themselves: Linux' rxe takes a retry count of 7 for "for ever".
+constexpr Time kPeerDead = seconds(5);
 constexpr int kResolveMs = 250;
 constexpr Time kResolveAgain = milliseconds(50);
 // Flushes come within a moment; a queue pair that is destroyed touches nothing either.
@@ -252,6 +255,7 @@ void VerbsLink::on_response(const rdma_cm_event& event, Time now) {
                 now);
   state_ = State::kConnected;
   heard_ = now;
+  rnr_naks_ = device_counts(device_).rnr_naks_received;
   Completion c = completion(Completion::Kind::kConnected);
   c.join_reply = *reply;
   completions_.push_back(std::move(c));
@@ -430,11 +434,28 @@ void VerbsLink::detach(Time now) {
   finish(now);
 }
 
-void VerbsLink::tick(Time now) {
-  if (state_ == State::kConnected) {
-    if (sends_outstanding_ == 0 && now - heard_ >= kProbeAfter) send_probe(now);
+// Probes a silent switch, gives a dead one up. RNR NAKs make no completion, but count as life: the kernel's
+// counter is asked before the last word.
+void VerbsLink::check_peer(Time now) {
+  if (sends_outstanding_ == 0) {
+    if (now - heard_ >= kProbeAfter) send_probe(now);
     return;
   }
+  if (now - heard_ < kPeerDead) return;
+  const uint64_t rnr_naks = device_counts(device_).rnr_naks_received;
+  if (rnr_naks != std::exchange(rnr_naks_, rnr_naks)) {
+    heard_ = now;
+    return;
+  }
+  fail(LinkError::kUnreachable,
+       "the switch at " + switch_name() + " has not acknowledged anything for " +
+           std::to_string(std::chrono::duration_cast<seconds>(kPeerDead).count()) +
+           " s: it is down, or the network to it is",
+       now);
+}
+
+void VerbsLink::tick(Time now) {
+  if (state_ == State::kConnected) return check_peer(now);
   if (now >= resolve_at_ && now < deadline_) return resolve(now);
   if (state_ == State::kOver || now < deadline_) return;
   if (state_ == State::kDraining) return drained(now);
@@ -452,7 +473,7 @@ void VerbsLink::tick(Time now) {
 }
 
 Time VerbsLink::next_deadline() const {
-  if (state_ == State::kConnected) return sends_outstanding_ == 0 ? heard_ + kProbeAfter : kNever;
+  if (state_ == State::kConnected) return heard_ + (sends_outstanding_ == 0 ? kProbeAfter : kPeerDead);
   return state_ == State::kOver ? started_ : std::min(deadline_, resolve_at_);
 }
 

@@ -69,6 +69,7 @@ class VerbsLink {
   void post_receive(uint32_t buffer);
   bool post(ibv_send_wr& request);
   void send_probe(Time now);
+  void check_peer(Time now);
   void fail(LinkError error, const std::string& text, Time now);
   void start_draining(Time now);
   void drained(Time now);
@@ -101,6 +102,7 @@ class VerbsLink {
   Completion error_completion_{Completion::Kind::kError};
   Time started_, deadline_, heard_{};
   Time resolve_at_ = kNever;   // again
+  uint64_t rnr_naks_ = 0;      // the count of the device when last looked at
   LinkStats counts_at_start_;  // what the kernel counts for the whole device
 };
 

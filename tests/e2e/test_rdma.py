@@ -28,6 +28,10 @@ class RdmaTest(e2e.LabTest):
         cls.lab = cls.enterClassContext(e2e.Lab(
             hosts=cls.HOSTS, name=cls.__name__, logs=os.path.join(e2e.logs_directory(), "e2e"), **cls.OPTIONS))
 
+    def setUp(self):
+        if self.lab.switch.poll() is not None:  # a test before has failed
+            self.restart()
+
     def restart(self, **overrides):
         """The switch again, with other settings."""
         if self.lab.switch.poll() is None:
@@ -230,9 +234,9 @@ class Ends(RdmaTest):
         self.assert_failed(self.survivors(run, set(), ended), "shut")
         self.lab.start_switch()
 
-    def test_memberships_by_the_hundred_leave_nothing(self):
-        # Bar 5: two ranks on one guest, one leaving in ten with its wire cut, so that no DREQ arrives.
-        cycles = 500 if e2e.FULL else 100
+    def test_memberships_by_the_thousand_leave_nothing(self):
+        # Bar 5: two ranks on one guest, one group in ten left with the wire cut, so that no DREQ arrives.
+        cycles = 1000
         before = self.lab.counters()
         process = self.probe("cycles", 1, "cycles", "--cycles", cycles, "--cut-every", 10, "--directory",
                              self.lab.directory, group=secrets.token_hex(16))
