@@ -133,9 +133,9 @@ inline MacAddress mac_at(const Bytes& b, size_t at) {
   return m;
 }
 
-inline bool is_arp(const Bytes& b) { return be16(b, 12) == 0x0806; }
+inline bool is_arp(const Bytes& b) { return b.size() >= 42 && be16(b, 12) == 0x0806; }
 inline bool is_nd(const Bytes& b) {
-  return be16(b, 12) == 0x86DD && b.size() > 54 && b[20] == 58 && (b[54] == 135 || b[54] == 136);
+  return b.size() >= 78 && be16(b, 12) == 0x86DD && b[20] == 58 && (b[54] == 135 || b[54] == 136);
 }
 
 // A host with one IPv4 and one IPv6 address on one wire.
@@ -225,6 +225,7 @@ class Fabric {
   }
   void wire(End a, End b) { wires_[a] = b, wires_[b] = a; }
   void cut(End a) { cut_.push_back(a), cut_.push_back(wires_.at(a)); }
+  void cut_from(End a) { cut_.push_back(a); }  // what comes from there, not what goes there
   void mend() { cut_.clear(); }
 
   Switch& sw(int n) { return *switches_[static_cast<size_t>(n)]; }

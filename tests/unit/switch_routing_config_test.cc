@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <sstream>
 
 #include "roce/error.h"
 #include "switch/config.h"
@@ -73,6 +75,22 @@ TEST(RoutingConfigTest, ASpineNeedsNoAddressButThoseOfItsPorts) {
   EXPECT_EQ(c.engine.addresses.at(0).to_string(), "10.255.0.1");
   EXPECT_NE(refusal("name: a\nports: [{name: p, device: d}]\n").find("addresses: missing"),
             std::string::npos);
+}
+
+TEST(RoutingConfigTest, TheExamplesForOperatorsAreRight) {
+  std::ifstream in(std::string(MILLRACE_SOURCE_ROOT) + "/switch/OPERATIONS.md");
+  std::ostringstream text;
+  text << in.rdbuf();
+  const std::string page = text.str();
+  size_t examples = 0;
+  const std::string fence = "```yaml\n";
+  for (size_t at = page.find(fence, page.find("### Two leaves")); at != std::string::npos;
+       at = page.find(fence, at)) {
+    at += fence.size();
+    EXPECT_TRUE(parse_config(page.substr(at, page.find("```", at) - at), "example").routing.enabled());
+    examples++;
+  }
+  EXPECT_EQ(examples, 2u);
 }
 
 TEST(RoutingConfigTest, MistakesNameFileLineKeyAndWhatIsAllowed) {
