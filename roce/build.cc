@@ -97,6 +97,14 @@ uint32_t write_transport(uint8_t* at, const TransportFields& f, uint32_t pad) no
     aeth->msn = f.msn;
     at += sizeof(Aeth);
   }
+  if (t.atomic) {
+    *reinterpret_cast<AtomicEth*>(at) = {f.remote_address, f.rkey, f.swap_or_add, f.compare};
+    at += sizeof(AtomicEth);
+  }
+  if (t.atomic_ack) {
+    *reinterpret_cast<AtomicAckEth*>(at) = {f.original};
+    at += sizeof(AtomicAckEth);
+  }
   if (t.imm) {
     *reinterpret_cast<Be32*>(at) = f.immediate;
     at += sizeof(Be32);

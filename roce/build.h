@@ -33,7 +33,7 @@ struct TransportFields {
   bool solicited = false;
   bool migrated = true;  // MigReq: receivers want 1, Linux's rxe sends 0
   uint16_t pkey = kDefaultPkey;
-  uint64_t remote_address = 0;  // RETH
+  uint64_t remote_address = 0;  // RETH, AtomicETH
   uint32_t rkey = 0;
   uint32_t dma_length = 0;
   uint32_t immediate = 0;
@@ -41,6 +41,8 @@ struct TransportFields {
   uint32_t msn = 0;
   uint32_t qkey = 0;  // DETH
   Qpn src_qp;
+  uint64_t swap_or_add = 0, compare = 0;  // AtomicETH
+  uint64_t original = 0;                  // AtomicAckETH
 };
 
 // One packet with its payload copied behind the headers from up to two pieces. nullptr Frame when the pool is

@@ -87,13 +87,14 @@ struct CmEvent {
 };
 
 // Names of the agent's counters; the name is also the drop's.
-#define MILLRACE_CM_COUNTERS(X)                                                                            \
-  X(mads_received)                                                                                         \
-  X(mads_sent)                                                                                             \
-  X(req_received)                                                                                          \
-  X(req_repeated)                                                                                          \
-  X(rep_repeated) X(rej_sent) X(rej_repeated) X(mra_received) X(mra_sent) X(dreq_received) X(dreq_unknown) \
-      X(retries) X(bad_qkey) X(bad_mad) X(unknown_id) X(stale_replaced) X(half_open_refused) X(send_failed)
+#define MILLRACE_CM_COUNTERS(X)                                                                       \
+  X(mads_received)                                                                                    \
+  X(mads_sent)                                                                                        \
+  X(req_received)                                                                                     \
+  X(req_repeated)                                                                                     \
+  X(rep_repeated)                                                                                     \
+  X(rej_sent) X(rej_repeated) X(mra_received) X(mra_sent) X(dreq_received) X(dreq_unknown) X(retries) \
+      X(bad_qkey) X(bad_mad) X(unknown_id) X(stale_replaced) X(half_open_refused) X(send_failed)
 struct CmCounters {
 #define X(n) uint64_t n = 0;
   MILLRACE_CM_COUNTERS(X)

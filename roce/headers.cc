@@ -69,9 +69,10 @@ struct Table {
       t.first = w & kF, t.middle = w & kM, t.last = w & kL, t.only = w & kO;
       t.send = w & kS, t.write = w & kW;
       t.reth = w & kReth, t.aeth = w & kAeth, t.imm = w & kImm, t.deth = w & kDeth, t.ieth = w & kIeth;
+      t.atomic = w & kAtomic, t.atomic_ack = w & kAtomicAck;
       t.header_bytes = static_cast<uint8_t>((t.reth ? 16 : 0) + (t.aeth ? 4 : 0) + (t.imm ? 4 : 0) +
-                                            (t.deth ? 8 : 0) + (t.ieth ? 4 : 0) + (w & kAtomic ? 28 : 0) +
-                                            (w & kAtomicAck ? 8 : 0) + (w & kCnpBody ? 16 : 0));
+                                            (t.deth ? 8 : 0) + (t.ieth ? 4 : 0) + (t.atomic ? 28 : 0) +
+                                            (t.atomic_ack ? 8 : 0) + (w & kCnpBody ? 16 : 0));
       names[static_cast<uint8_t>(r.opcode)] = r.name;
     }
   }

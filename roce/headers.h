@@ -83,6 +83,18 @@ struct Deth {
 };
 static_assert(sizeof(Deth) == 8);
 
+// Atomic extended transport header and the one of its acknowledgement, IBA 9.3.4.
+struct AtomicEth {
+  Be64 address;
+  Be32 rkey;
+  Be64 swap_or_add, compare;
+};
+static_assert(sizeof(AtomicEth) == 28);
+struct AtomicAckEth {
+  Be64 original;
+};
+static_assert(sizeof(AtomicAckEth) == 8);
+
 // Opcodes, IBA table 38. RC has the high bits 000, UD 011; CNP is annex A17.9.3's.
 enum class Opcode : uint8_t {
   kSendFirst = 0x00,
@@ -118,7 +130,8 @@ struct OpcodeTraits {
   bool known = false, rc = false, request = false, response = false;
   bool first = false, middle = false, last = false, only = false;
   bool send = false, write = false;
-  bool reth = false, aeth = false, imm = false, deth = false, ieth = false;
+  bool reth = false, aeth = false, imm = false, deth = false, ieth = false, atomic = false,
+       atomic_ack = false;
   uint8_t header_bytes = 0;  // extended headers, without the BTH
 
   bool starts() const { return first || only; }

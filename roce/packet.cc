@@ -83,6 +83,8 @@ ParseVerdict parse_transport(Packet& out, uint32_t udp_at) noexcept {
   if (out.op->deth) out.deth = reinterpret_cast<const Deth*>(std::exchange(at, at + sizeof(Deth)));
   if (out.op->reth) out.reth = reinterpret_cast<const Reth*>(std::exchange(at, at + sizeof(Reth)));
   if (out.op->aeth) out.aeth = reinterpret_cast<const Aeth*>(std::exchange(at, at + sizeof(Aeth)));
+  if (out.op->atomic) out.atomic = reinterpret_cast<const AtomicEth*>(at);
+  if (out.op->atomic_ack) out.atomic_ack = reinterpret_cast<const AtomicAckEth*>(at);
   if (out.op->imm) out.immediate = reinterpret_cast<const Be32*>(at);
   out.payload = ip.subspan(out.header_bytes, ip.size() - out.header_bytes - pad - kIcrcBytes);
   return ParseVerdict::kOk;

@@ -49,6 +49,8 @@ struct Packet {
   const Reth* reth = nullptr;
   const Aeth* aeth = nullptr;
   const Deth* deth = nullptr;
+  const AtomicEth* atomic = nullptr;
+  const AtomicAckEth* atomic_ack = nullptr;
   const Be32* immediate = nullptr;
   uint32_t header_bytes = 0;   // IP, UDP, BTH and extended headers
   std::span<uint8_t> payload;  // without pad
