@@ -129,7 +129,7 @@ Fate Pipeline::receive_ours(Frame& frame, const Network& network, uint16_t inter
       const Fate fate = router_->route(frame, now, egress);
       return fate == Fate::kRouted ? send_routed(std::move(frame), egress, ingress, now, out) : fate;
     }
-    if (router_->hear(frame, interface, now)) return Fate::kNeighbourHeard;
+    if (hear(frame, interface, now, out)) return Fate::kNeighbourHeard;
   }
   roce::Packet packet;
   roce::ParseVerdict verdict = roce::parse(frame.bytes(), packet);
@@ -150,12 +150,19 @@ Fate Pipeline::receive_group(Frame frame, const Network& network, uint16_t inter
                              FrameList& out) noexcept {
   const auto& eth = *reinterpret_cast<const roce::EthernetHeader*>(frame.bytes().data());
   if (is_reserved_multicast(eth.dst)) return Fate::kReservedMulticast;
-  if (router_ && network.vid == 0) router_->hear(frame, interface, now);
+  if (router_ && network.vid == 0) hear(frame, interface, now, out);
   const Fate fate = local_.answer(frame, false, interface);
   if (fate != Fate::kNotForUs) return reply(frame, fate, out);
   // A group's frame that is no question to us concerns the others.
   const uint16_t ingress = frame.port();
   return interface == kBridge ? flood(std::move(frame), ingress, ingress, now, out) : Fate::kNotBridged;
+}
+
+// What waited for the neighbour leaves before what comes behind it.
+bool Pipeline::hear(const Frame& frame, uint16_t interface, Time now, FrameList& out) noexcept {
+  const bool answer = router_->hear(frame, interface, now);
+  route_router_frames(now, out);
+  return answer;
 }
 
 // Answers leave by the port that the question came in on.

@@ -59,6 +59,7 @@ class Pipeline {
                     FrameList& out) noexcept;
   Fate receive_group(Frame frame, const Network& network, uint16_t interface, Time now,
                      FrameList& out) noexcept;
+  bool hear(const Frame& frame, uint16_t interface, Time now, FrameList& out) noexcept;
   Fate reply(Frame& frame, Fate fate, FrameList& out) noexcept;
   Fate forward(Frame frame, uint16_t ingress, Time now, FrameList& out) noexcept;
   Fate flood(Frame frame, uint16_t ingress, uint16_t payer, Time now, FrameList& out) noexcept;

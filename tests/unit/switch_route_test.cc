@@ -185,6 +185,25 @@ TEST_P(RouteTest, FramesWaitForAnUnresolvedNeighbour) {
   EXPECT_EQ(lab.h(2).inbox.size(), 5u);
 }
 
+// In one burst: the answer, and another packet of the flow. The one that waited is not overtaken.
+TEST_P(RouteTest, WhatWaitedLeavesBeforeWhatComesBehind) {
+  lab.h(1).answers = false;
+  Fabric::Switch& leaf = lab.net.sw(lab.leaf[0]);
+  const IpAddress own = lab.address(1, v6()), gateway = ip(v6() ? "fd77:1::1" : "10.77.1.1");
+  auto numbered = [&](uint16_t i) { return lab.packet(0, own, 17, udp(i, 9)); };
+  lab.net.send(lab.host[0], numbered(1));
+  const Bytes answer =
+      v6() ? ip_frame(leaf.mac, lab.h(1).mac, gateway, own, 58,
+                      neighbour_message(136, 0x60000000, own, 2, lab.h(1).mac, own, gateway), 255)
+           : arp(2, lab.h(1).mac, own, leaf.mac, gateway, leaf.mac);
+  FrameList in, out;
+  in.push(frame_of(leaf.pool, answer, 1));
+  in.push(frame_of(leaf.pool, numbered(2), 0));
+  leaf.pipeline->process(in, lab.net.now(), out);
+  ASSERT_EQ(out.size(), 2u);
+  for (uint16_t i = 1; i <= 2; i++) EXPECT_EQ(be16(bytes_of(out.pop()), v6() ? 54 : 34), i);
+}
+
 TEST_P(RouteTest, ANeighbourThatNeverAnswersIsGivenUpAndTheSenderIsTold) {
   lab.h(2).answers = false;
   lab.net.send(lab.host[0], lab.packet(0, lab.address(2, v6()), 17, udp(1, 2)));
