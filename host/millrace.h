@@ -51,9 +51,10 @@ typedef struct mr_request mr_request;
 
 typedef struct mr_context_config {
   const char*
-      transport; /* "soft" (a user-space RoCEv2 endpoint on an AF_PACKET socket), "auto"; NULL: auto */
-  const char*
-      device; /* network interface, e.g. "eth0"; NULL: the one that routes to the first switch joined */
+      transport;      /* "verbs" (an RDMA NIC's own queue pairs), "soft" (a user-space RoCEv2 endpoint on an
+                         AF_PACKET socket), "auto" (verbs where there is a usable device, else soft); NULL: auto */
+  const char* device; /* network interface ("eth0") or RDMA device ("mlx5_0"); NULL: the one that routes to
+                         the first switch joined */
 } mr_context_config;
 
 typedef struct mr_comm_config {
@@ -97,8 +98,9 @@ const char* mr_last_error(void);
 mr_status mr_init(const mr_context_config* config, mr_context** context); /* config may be NULL */
 /* Ends the progress thread. Communicators must have been destroyed (else MR_ERR_USAGE). */
 mr_status mr_finalize(mr_context* context);
-const char* mr_transport_name(
-    mr_context* context); /* "soft", and why: "soft: no RDMA device (asked for auto)" */
+/* Which transport on what device, and why: "soft on eth0 (RoCE path MTU up to 4096): no RDMA device (asked
+ * for auto)". Chosen when the first communicator of more than one rank joins; before, what was asked for. */
+const char* mr_transport_name(mr_context* context);
 
 /* Connects, joins and waits until all ranks are there. On failure *comm is NULL and mr_last_error() has the
  * sentence: the switch's own where it refused. */
@@ -115,8 +117,9 @@ mr_status mr_comm_get_info(mr_comm* comm, mr_comm_info* info);
 int mr_comm_rank(const mr_comm* comm);
 int mr_comm_size(const mr_comm* comm);
 
-/* Registration is optional for the soft transport and saves time with verbs; a buffer must be within one
- * registration, else it is registered for the call. */
+/* Registration is optional: it saves nothing with the soft transport, and time with verbs, which otherwise
+ * registers what an operation meets and keeps that while the memory lasts. A buffer within one registration
+ * uses it. */
 mr_status mr_register(mr_context* context, void* address, size_t bytes, mr_memory** memory);
 mr_status mr_deregister(mr_memory* memory);
 
