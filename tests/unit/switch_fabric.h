@@ -315,6 +315,7 @@ struct LeafSpine {
       RoutingConfig r;
       r.icmp_errors_pps = icmp_errors_pps;
       r.interfaces = {on(kBridge, "10.77." + own + ".1/24"), on(kBridge, "fd77:" + own + "::1/64")};
+      r.interfaces.push_back({{ip("192.0.2." + own), 0}, kBridge, false});
       std::vector<std::string> via4, via6;
       for (int s = 0; s < 2; s++) {
         r.interfaces.push_back(on(static_cast<uint16_t>(2 + s), link4(l, s, false) + "/31"));
@@ -322,6 +323,7 @@ struct LeafSpine {
         via4.push_back(link4(l, s, true)), via6.push_back(link6(l, s, true));
       }
       r.routes = {route("10.77." + other + ".0/24", {via4[0], via4[1]}),
+                  route("192.0.2." + other + "/32", {via4[0], via4[1]}),
                   route("fd77:" + other + "::/64", {via6[0], via6[1]})};
       leaf[l] = net.add_switch("leaf" + own, 4, r, static_cast<uint8_t>(1 + l));
     }
@@ -333,6 +335,7 @@ struct LeafSpine {
         r.interfaces.push_back(on(static_cast<uint16_t>(l), link4(l, s, true) + "/31"));
         r.interfaces.push_back(on(static_cast<uint16_t>(l), link6(l, s, true) + "/127"));
         r.routes.push_back(route("10.77." + own + ".0/24", {link4(l, s, false)}));
+        r.routes.push_back(route("192.0.2." + own + "/32", {link4(l, s, false)}));
         r.routes.push_back(route("fd77:" + own + "::/64", {link6(l, s, false)}));
       }
       spine[s] = net.add_switch("spine" + std::to_string(s + 1), 2, r, static_cast<uint8_t>(11 + s));

@@ -50,18 +50,18 @@ class Member final : public host::Resolver {
   std::unique_ptr<host::Communicator> communicator_;
 };
 
-class RoutedAllReduce : public ::testing::TestWithParam<bool> {
+class RoutedAllReduce : public ::testing::TestWithParam<const char*> {
  protected:
   RoutedAllReduce() {
     host::CommunicatorConfig config;
     config.key.fill(7);
     config.world = 4;
     config.stripes = 4;
-    config.switch_address = ip(GetParam() ? "fd77:1::1" : "10.77.1.1");
+    config.switch_address = ip(GetParam());
     for (uint16_t rank = 0; rank < 4; rank++) {
       config.rank = rank;
       config.nonce_seed = rank + 1;
-      members.push_back(std::make_unique<Member>(lab, rank, config, GetParam()));
+      members.push_back(std::make_unique<Member>(lab, rank, config, !config.switch_address.is_v4()));
     }
     lab.net.deliver = [this](int number, const Bytes& b) {
       for (int rank = 0; rank < 4; rank++)
@@ -120,8 +120,8 @@ class RoutedAllReduce : public ::testing::TestWithParam<bool> {
   LeafSpine lab;
   std::vector<std::unique_ptr<Member>> members;
 };
-INSTANTIATE_TEST_SUITE_P(Families, RoutedAllReduce, ::testing::Bool(),
-                         [](const auto& param) { return param.param ? "IPv6" : "IPv4"; });
+INSTANTIATE_TEST_SUITE_P(Addresses, RoutedAllReduce,
+                         ::testing::Values("10.77.1.1", "fd77:1::1", "192.0.2.1"));
 
 TEST_P(RoutedAllReduce, IsExactAndSurvivesTheLossOfASpine) {
   auto running = [&] {
