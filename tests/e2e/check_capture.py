@@ -8,6 +8,7 @@ Exit status 0 when all is right, 1 when something is not, 2 for a usage error.""
 
 import argparse
 import collections
+import io
 import struct
 import subprocess
 import sys
@@ -34,7 +35,8 @@ def read_frames(path):
         magic = file.read(4)
         file.seek(0)
         if magic == b"\x0a\x0d\x0d\x0a":
-            yield from _read_pcapng(file)
+            for captured in PcapngReader().frames(file):
+                yield captured.data, captured.original
         elif magic in (b"\xd4\xc3\xb2\xa1", b"\x4d\x3c\xb2\xa1", b"\xa1\xb2\xc3\xd4", b"\xa1\xb2\x3c\x4d"):
             yield from _read_pcap(file, "<" if magic[3] == 0xa1 else ">")
         else:
@@ -48,33 +50,72 @@ def _exactly(file, count, what):
     return data
 
 
-def _read_pcapng(file):
-    order = "<"
-    interfaces = 0
-    while head := file.read(8):
-        if len(head) != 8:
-            raise CaptureError("the file ends within a block's head")
-        if head[:4] == b"\x0a\x0d\x0d\x0a":
-            mark = _exactly(file, 4, "a section header")
-            order = "<" if mark == b"\x4d\x3c\x2b\x1a" else ">"
-            file.seek(-4, 1)
-            interfaces = 0
-        kind, length = struct.unpack(order + "II", head)
-        if length < 12 or length % 4:
-            raise CaptureError(f"a block of {length} bytes")
-        body = _exactly(file, length - 12, "a block")
-        if struct.unpack(order + "I", _exactly(file, 4, "a block"))[0] != length:
-            raise CaptureError("a block's two lengths differ")
-        if kind == 1:
-            link_type = struct.unpack_from(order + "H", body)[0]
-            if link_type != 1:
-                raise CaptureError(f"an interface of link type {link_type}, not Ethernet")
-            interfaces += 1
-        elif kind == 6:
-            interface, _, _, captured, original = struct.unpack_from(order + "IIIII", body)
-            if interface >= interfaces:
-                raise CaptureError(f"a packet of interface {interface}, which has no description")
-            yield body[20:20 + captured], original
+@dataclass
+class CapturedFrame:
+    """original: its length on the wire. interface: counted from 0. direction: 1 in, 2 out, 0 not told."""
+    data: bytes
+    original: int
+    interface: int
+    direction: int
+
+
+class PcapngReader:
+    """Reads a pcapng file in one piece or in several, each of whole blocks."""
+
+    def __init__(self):
+        self._order = "<"
+        self._interfaces = 0
+
+    def frames(self, file):
+        while head := file.read(8):
+            if len(head) != 8:
+                raise CaptureError("the file ends within a block's head")
+            if head[:4] == b"\x0a\x0d\x0d\x0a":
+                mark = _exactly(file, 4, "a section header")
+                self._order = "<" if mark == b"\x4d\x3c\x2b\x1a" else ">"
+                file.seek(-4, 1)
+                self._interfaces = 0
+            kind, length = struct.unpack(self._order + "II", head)
+            if length < 12 or length % 4:
+                raise CaptureError(f"a block of {length} bytes")
+            body = _exactly(file, length - 12, "a block")
+            if struct.unpack(self._order + "I", _exactly(file, 4, "a block"))[0] != length:
+                raise CaptureError("a block's two lengths differ")
+            if kind == 1:
+                link_type = struct.unpack_from(self._order + "H", body)[0]
+                if link_type != 1:
+                    raise CaptureError(f"an interface of link type {link_type}, not Ethernet")
+                self._interfaces += 1
+            elif kind == 6:
+                interface, _, _, captured, original = struct.unpack_from(self._order + "IIIII", body)
+                if interface >= self._interfaces:
+                    raise CaptureError(f"a packet of interface {interface}, which has no description")
+                options = body[20 + captured + -captured % 4:]
+                yield CapturedFrame(body[20:20 + captured], original, interface, self._direction(options))
+
+    def _direction(self, options):
+        at = 0
+        while at + 4 <= len(options):
+            code, length = struct.unpack_from(self._order + "HH", options, at)
+            if code == 2 and length == 4:  # epb_flags
+                return struct.unpack_from(self._order + "I", options, at + 4)[0] & 3
+            at += 4 + length + -length % 4
+        return 0
+
+
+class CaptureFollower:
+    """Reads a pcapng file while it is being written."""
+
+    def __init__(self, path):
+        self._path, self._at, self._reader = path, 0, PcapngReader()
+
+    def frames(self, end):
+        """The frames that have come since the last call, up to the byte `end` of the file, where a block ends."""
+        with open(self._path, "rb") as file:
+            file.seek(self._at)
+            data = _exactly(file, end - self._at, "what was written")
+        self._at = end
+        return list(self._reader.frames(io.BytesIO(data)))
 
 
 def _read_pcap(file, order):
