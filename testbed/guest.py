@@ -234,7 +234,7 @@ class GuestProcess:
                 text = ""
             if text.endswith("\n"):
                 code = int(text)
-                self._code = 128 - code if code > 128 else code
+                self._code = 128 - code if 128 < code <= 192 else code  # a shell has no other way to say "by a signal"
             elif not alive:
                 self._code = -signal.SIGKILL
             if self._code is not None:

@@ -88,7 +88,7 @@ class LeafSpine(Lab):
 
     def namespace_of(self, switch):
         index = self.SWITCHES.index(switch)
-        return self.namespace(self.hosts + index) if index else self.switch_namespace
+        return f"{self.prefix}-h{self.hosts + index}" if index else self.switch_namespace
 
     def _move(self, device, namespace):
         run("ip", "-n", self.switch_namespace, "link", "set", device, "netns", namespace)
