@@ -55,21 +55,33 @@ void RegistrationCache::clear(Entry& e) {
   e = Entry{};
 }
 
+// Whether another entry is on one of its pages, or next to it: a page is watched for all of them.
+bool RegistrationCache::overlaps_any(const Entry& gone) const {
+  constexpr uintptr_t kNear = 1 << 21;  // of any page size
+  return std::any_of(
+      entries_.begin(), entries_.begin() + static_cast<ptrdiff_t>(places_), [&](const Entry& e) {
+        return e.state != State::kFree && e.begin < gone.end + kNear && gone.begin < e.end + kNear;
+      });
+}
+
 // Deregisters what `which` names, one at a time, since the lock must not be held meanwhile; the number of
 // bytes. Only this thread makes entries or ends them, the monitor only marks them.
 template <typename Which>
 size_t RegistrationCache::dismiss_if(Which which) {
   size_t bytes = 0;
   for (Entry& e : std::span(entries_).first(places_)) {
-    void* handle;
+    Entry gone;
+    bool unwatch;
     {
       std::lock_guard lock(mutex_);
       if (e.state == State::kFree || !which(e)) continue;
-      handle = e.handle;
-      bytes += e.end - e.begin;
+      gone = e;
       clear(e);
+      unwatch = gone.state == State::kValid && gone.watched && !overlaps_any(gone);
     }
-    registrar_.dismiss(handle);
+    bytes += gone.end - gone.begin;
+    registrar_.dismiss(gone.handle);
+    if (unwatch) monitor_->unwatch(gone.begin, gone.end);
   }
   return bytes;
 }
@@ -97,6 +109,7 @@ MemoryRegion RegistrationCache::acquire(const void* address, size_t bytes, Acces
   sweep();
   {
     std::lock_guard lock(mutex_);
+    monitor_->settle();
     if (Entry* e = find(begin, end, access)) {
       counters_.hits++;
       take(*e);
@@ -125,16 +138,22 @@ MemoryRegion RegistrationCache::acquire(const void* address, size_t bytes, Acces
               .end = end,
               .used_at = ++clock_};
   }
-  const bool watched = monitor_->watch(begin, end);
+  bool watched = monitor_->watch(begin, end);
   void* handle = nullptr;
   MemoryRegion region;
-  try {
-    region = registrar_.enroll(address, bytes, access, handle);
-  } catch (...) {
-    std::lock_guard lock(mutex_);
-    *place = Entry{};
-    throw;
+  while (true) {
+    try {
+      region = registrar_.enroll(address, bytes, access, handle);
+      break;
+    } catch (const Error&) {
+      // What we keep for later may be what fills the limit of locked memory.
+      if (drop_idle(bytes) > 0) continue;
+      std::lock_guard lock(mutex_);
+      *place = Entry{};
+      throw;
+    }
   }
+  if (watched && !MemoryMonitor::is_private(begin, end)) watched = false;  // now that its pages are there
   region.id = static_cast<uint32_t>(place - entries_.data()) + 1;
   std::lock_guard lock(mutex_);
   place->watched = watched;

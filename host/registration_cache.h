@@ -64,6 +64,7 @@ class RegistrationCache {
   Entry* claim();
   void take(Entry& e);
   void clear(Entry& e);
+  bool overlaps_any(const Entry& gone) const;
   size_t drop_idle(size_t bytes_wanted);
   template <typename Which>
   size_t dismiss_if(Which which);
