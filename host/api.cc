@@ -200,6 +200,26 @@ int number_of(const E& value) {
   return number;
 }
 
+// A communicator of a context's, unless it comes to nothing.
+class Counted {
+ public:
+  explicit Counted(mr_context& context) : context_(context) { context.communicators++; }
+  ~Counted() {
+    if (!kept_) context_.communicators--;
+  }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  void keep() { kept_ = true; }
+
+ private:
+  mr_context& context_;
+  bool kept_ = false;
+};
+
+bool beyond_memory(const void* buffer, uint64_t bytes) {
+  return bytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(buffer);
+}
+
 bool overlap(const void* send, const void* recv, uint64_t bytes) {
   auto a = reinterpret_cast<uintptr_t>(send), b = reinterpret_cast<uintptr_t>(recv);
   return a < b ? b - a < bytes : a - b < bytes;
@@ -257,6 +277,7 @@ mr_status mr_finalize(mr_context* context) {
     if (int n = context->communicators)
       return misused("mr_finalize: " + std::to_string(n) +
                      " of the context's communicators must be destroyed first");
+    context->context.check_process();
     delete context;
     return MR_OK;
   });
@@ -280,6 +301,7 @@ mr_status mr_comm_create(mr_context* context, const mr_comm_config* config, mr_c
     *comm = nullptr;
     if (context == nullptr || config == nullptr) return misused("mr_comm_create: context or config is NULL");
     CommunicatorConfig checked_config = checked(*config);
+    Counted counted(*context);  // while it joins, too
     auto made = std::make_unique<mr_comm>();
     made->context = context;
     made->rank = config->rank;
@@ -292,7 +314,7 @@ mr_status mr_comm_create(mr_context* context, const mr_comm_config* config, mr_c
         return status;
       }
     }
-    context->communicators++;
+    counted.keep();
     *comm = made.release();
     return MR_OK;
   });
@@ -362,7 +384,7 @@ mr_status mr_register(mr_context* context, void* address, size_t bytes, mr_memor
     if (context == nullptr) return misused("mr_register: context is NULL");
     if (address == nullptr || bytes == 0)
       return misused("mr_register: there is no memory at NULL or of 0 bytes");
-    if (bytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(address))
+    if (beyond_memory(address, bytes))
       return misused("mr_register: address + bytes is beyond the end of memory");
     auto made = std::make_unique<mr_memory>(mr_memory{context, nullptr});
     made->registration = context->context.register_memory(address, bytes);
@@ -406,6 +428,9 @@ mr_status mr_all_reduce(mr_comm* comm, const void* send, void* recv, size_t coun
     uint64_t bytes = count * element;
     if (bytes && (send == nullptr || recv == nullptr))
       return misused("mr_all_reduce: a buffer is NULL, but count is " + std::to_string(count));
+    if (beyond_memory(send, bytes) || beyond_memory(recv, bytes))
+      return misused("mr_all_reduce: a buffer of " + std::to_string(bytes) +
+                     " bytes goes beyond the end of memory");
     if (send != recv && overlap(send, recv, bytes))
       return misused("mr_all_reduce: send and recv overlap: they must be the same (in place) or disjoint");
     auto made = std::make_unique<mr_request>();

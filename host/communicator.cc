@@ -190,13 +190,15 @@ void Communicator::Impl::message(Stripe& stripe, const std::vector<uint8_t>& byt
     fail(status_of(m.terminal->code), m.terminal->text, now);
     return;
   }
-  if (!m.start || m.start->segment_bytes == 0 || m.start->window == 0 || m.start->world != config.world ||
-      m.start->weights.size() != stripes.size()) {
+  if (!m.start || stripe.started || m.start->segment_bytes == 0 || m.start->window == 0 ||
+      m.start->world != config.world || m.start->weights.size() != stripes.size() ||
+      (start && (m.start->segment_bytes != start->segment_bytes || m.start->group != start->group))) {
     fail(MR_ERR_PROTOCOL, "the switch sent a message that makes no sense", now);
     return;
   }
   stripe.started = true;
   start = m.start;
+  start->window = std::min(start->window, kWindowMax);  // what our queues have room for
   if (state == State::kJoining && !closing &&
       std::all_of(stripes.begin(), stripes.end(), [](const Stripe& s) { return s.started; })) {
     state = State::kRunning;

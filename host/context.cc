@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <system_error>
 
+#include "host/socket_address.h"
 #include "host/soft_endpoint.h"
 #include "host/verbs_endpoint.h"
 #include "roce/error.h"
@@ -54,6 +55,7 @@ Time spin_from_environment() {
 Context::Context(TransportChoice choice, const std::string& device)
     : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       spin_(spin_from_environment()),
+      process_(getpid()),
       choice_(choice),
       device_(device) {
   if (!wake_)
@@ -101,6 +103,7 @@ void Context::push(const Submission& submission) {
 }
 
 void Context::run_on_thread(std::function<void()> what) {
+  check_process();
   Call call{std::move(what), nullptr};
   push({nullptr, &call});
   std::unique_lock lock(mutex_);
@@ -113,6 +116,11 @@ std::unique_ptr<Endpoint> Context::open_soft(const std::string& device) const {
 }
 
 void Context::choose_endpoint(const IpAddress& switch_address) {
+  if (is_link_local(switch_address) && device_.empty())
+    throw Error(ErrorCode::kUsage,
+                switch_address.to_string() +
+                    " is a link-local address, which every interface may lead to: name the "
+                    "device");
   std::lock_guard lock(choosing_);
   bool chosen = false;
   run_on_thread([&] { chosen = endpoint_ != nullptr; });
@@ -185,7 +193,14 @@ LinkStats Context::stats(Membership* membership) {
   return stats;
 }
 
+void Context::check_process() const {
+  if (getpid() != process_)
+    throw Error(ErrorCode::kUsage,
+                "this context belongs to the process that made it: a forked child makes one of its own");
+}
+
 void Context::submit(Membership* membership, mr_request* request) {
+  check_process();
   request->membership = membership;
   request->owners.fetch_add(1, std::memory_order_relaxed);
   push({request, nullptr});
@@ -227,7 +242,13 @@ std::string Context::transport_text() {
 void Context::adopt(std::unique_ptr<Endpoint> endpoint, const std::string& why) {
   endpoint_ = std::move(endpoint);
   text_ = endpoint_->text() + ": " + why;
-  for (auto& r : registrations_) r->region = register_region(r->address, r->bytes);
+  try {
+    for (auto& r : registrations_) r->region = register_region(r->address, r->bytes);
+  } catch (...) {
+    for (auto& r : registrations_) r->region = {};
+    endpoint_.reset();
+    throw;
+  }
 }
 
 // For both ways; memory that may only be read, as a send buffer may, for that way.

@@ -4,6 +4,8 @@
 // or of this host end the communicators concerned with a sentence; they never end the thread.
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
 #include <atomic>
 #include <boost/lockfree/queue.hpp>
@@ -81,6 +83,8 @@ class Context {
  public:
   // An empty device: the one that routes to the first switch joined. Throws millrace::Error.
   Context(TransportChoice choice, const std::string& device);
+  // Throws millrace::Error in a forked child, where there is no progress thread.
+  void check_process() const;
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -149,6 +153,7 @@ class Context {
   std::mutex mutex_;
   std::condition_variable changed_;  // a call is over, a membership's status or left_ has changed
 
+  const pid_t process_;
   const TransportChoice choice_;
   const std::string device_;  // as asked for
   std::mutex choosing_;       // one thread opens the device, others that join wait

@@ -47,8 +47,6 @@ std::optional<IpAddress> read_address(const nlattr* attribute) {
   return read_address(mnl_attr_get_payload(attribute), mnl_attr_get_payload_len(attribute));
 }
 
-bool is_link_local(const IpAddress& a) { return a.bytes[0] == 0xFE && (a.bytes[1] & 0xC0) == 0x80; }
-
 // libmnl's own mnl_attr_for_each is not C++.
 template <typename F>
 void for_each_attribute(const nlmsghdr* message, size_t header_bytes, F visit) {

@@ -10,6 +10,8 @@
 
 namespace millrace::host {
 
+inline bool is_link_local(const IpAddress& a) { return a.bytes[0] == 0xFE && (a.bytes[1] & 0xC0) == 0x80; }
+
 struct SocketAddress {
   SocketAddress() = default;
   // `interface_index` counts for link-local IPv6 addresses.
@@ -26,8 +28,7 @@ struct SocketAddress {
     in6.sin6_family = AF_INET6;
     in6.sin6_port = htons(port);
     std::memcpy(&in6.sin6_addr, address.bytes.data(), 16);
-    if (address.bytes[0] == 0xFE && (address.bytes[1] & 0xC0) == 0x80)
-      in6.sin6_scope_id = static_cast<uint32_t>(interface_index);
+    if (is_link_local(address)) in6.sin6_scope_id = static_cast<uint32_t>(interface_index);
     std::memcpy(&storage, &in6, sizeof in6);
   }
 

@@ -21,7 +21,7 @@ namespace millrace::host {
 
 namespace {
 
-constexpr uint32_t kFirstCompletions = 512;
+constexpr int kFirstCompletions = 8192;  // some forty links; several drivers cannot resize a queue later
 
 std::string system_text(int error) { return std::system_category().message(error); }
 
@@ -46,8 +46,6 @@ IpAddress address_of(const ibv_gid& gid) {
   std::memcpy(a.bytes.data(), gid.raw, 16);
   return a;
 }
-
-bool is_link_local(const IpAddress& a) { return a.bytes[0] == 0xFE && (a.bytes[1] & 0xC0) == 0x80; }
 
 std::vector<ibv_gid_entry> query_gids(ibv_context* context) {
   std::vector<ibv_gid_entry> gids(1024);
@@ -110,7 +108,13 @@ std::unique_ptr<VerbsDevice> VerbsDevice::open(const std::string& name, const Ip
   Candidate candidate;
   std::string why;
   if (ibv_device* named = name.empty() ? nullptr : devices.find(name)) {
-    why = consider(named, 0, switch_address.is_v4(), candidate);
+    // Of its ports, VLANs and addresses those of the interface that routes there, if it is one of them.
+    try {
+      const std::string interface = KernelResolver::device_towards(switch_address);
+      why = consider(named, if_nametoindex(interface.c_str()), switch_address.is_v4(), candidate);
+    } catch (const Error&) {
+    }
+    if (!candidate.context) why = consider(named, 0, switch_address.is_v4(), candidate);
   } else {
     const std::string interface = name.empty() ? KernelResolver::device_towards(switch_address) : name;
     query_interface(interface);
@@ -143,7 +147,8 @@ std::unique_ptr<VerbsDevice> VerbsDevice::open(const std::string& name, const Ip
   must(d->pd_ != nullptr, "allocate a protection domain");
   d->channel_.reset(ibv_create_comp_channel(d->context()));
   must(d->channel_ != nullptr, "create a completion channel");
-  d->cq_.reset(ibv_create_cq(d->context(), kFirstCompletions, nullptr, d->channel(), 0));
+  d->cq_.reset(
+      ibv_create_cq(d->context(), std::min(d->limits_.max_cqe, kFirstCompletions), nullptr, d->channel(), 0));
   must(d->cq_ != nullptr, "create a completion queue");
   for (const int fd : {d->channel()->fd, d->context()->async_fd})
     must(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) == 0, "prepare event descriptors");

@@ -48,7 +48,7 @@ bool VerbsEndpoint::receive(Time now) {
   // Completions first: a terminal message explains the disconnect that follows it.
   const bool more = poll_completion_queue(now);
   take_cm_events(now);
-  take_device_events();
+  take_device_events(now);
   return more;
 }
 
@@ -77,20 +77,26 @@ void VerbsEndpoint::take_cm_events(Time now) {
     }
     auto* link = static_cast<VerbsLink*>(copy.id->context);
     rdma_ack_cm_event(event);
+    // A terminal message came before the DREQ, but perhaps after the last look at the queue.
+    if (copy.event == RDMA_CM_EVENT_DISCONNECTED) poll_completion_queue(now);
     link->on_cm_event(copy, now);
   }
 }
 
-void VerbsEndpoint::take_device_events() {
+void VerbsEndpoint::take_device_events(Time now) {
   ibv_async_event event;
   while (ibv_get_async_event(device_->context(), &event) == 0) {
     const ibv_event_type type = event.event_type;
+    const bool of_queue_pair =
+        type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
+    auto* link = of_queue_pair ? static_cast<VerbsLink*>(event.element.qp->qp_context) : nullptr;
     ibv_ack_async_event(&event);
+    if (link) link->on_queue_pair_event(type, now);
     if (type == IBV_EVENT_DEVICE_FATAL)
       throw Error(ErrorCode::kNoDevice, device_->name() + " reported a fatal error, or was removed");
     if (type == IBV_EVENT_CQ_ERR)
       throw Error(ErrorCode::kNoDevice, device_->name() + ": its completion queue overflowed");
-    // What ends a queue pair shows in its completions; a port that is down, in its retries.
+    // A port that is down shows in retries.
   }
 }
 

@@ -49,7 +49,7 @@ class VerbsEndpoint final : public Endpoint, private Transport, private Registra
 
   bool poll_completion_queue(Time now);
   void take_cm_events(Time now);
-  void take_device_events();
+  void take_device_events(Time now);
   VerbsLink* find(LinkId id) const;
 
   std::unique_ptr<VerbsDevice> device_;

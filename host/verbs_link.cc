@@ -28,6 +28,7 @@ constexpr uint8_t kMinRnrTimer = 12;     // 0.64 ms; 0 would mean 655 ms
 constexpr Time kProbeAfter = seconds(1);
 // Not all devices give up by themselves: Linux' rxe takes a retry count of 7 for "for ever".
 constexpr Time kPeerDead = seconds(5);
+constexpr int kExtensionsMax = 6;
 constexpr int kResolveMs = 250;
 constexpr Time kResolveAgain = milliseconds(50);
 // Flushes come within a moment; a queue pair that is destroyed touches nothing either.
@@ -63,7 +64,7 @@ VerbsLink::VerbsLink(LinkId id, const ConnectRequest& request, VerbsDevice& devi
       completions_(completions),
       started_(now),
       deadline_(now + request.connect_timeout),
-      counts_at_start_(device_counts(device)) {
+      counts_at_start_(request.join.stripe == 0 ? device_counts(device) : LinkStats{}) {
   rdma_cm_id* cm = nullptr;
   if (rdma_create_id(channel, &cm, this, RDMA_PS_TCP) != 0) {
     fail(LinkError::kUnreachable, "cannot make a connection: " + system_text(errno), now);
@@ -173,6 +174,7 @@ bool VerbsLink::make_queue_pair(std::string& why) {
   init.cap.max_send_sge = 2;
   init.cap.max_recv_sge = 1;
   init.cap.max_inline_data = sizeof(SegmentHeader);
+  init.qp_context = this;
   qp_.reset(ibv_create_qp(device_.pd(), &init));
   if (!qp_) {  // some devices send nothing inline
     init.cap.max_inline_data = 0;
@@ -287,13 +289,21 @@ void VerbsLink::post_receive(uint32_t buffer) {
   request.wr_id = WorkId{id_, Work::kReceive, buffer}.encode();
   request.sg_list = &piece;
   request.num_sge = 1;
-  if (ibv_post_recv(qp_.get(), &request, &bad) == 0) receives_outstanding_++;
+  const int error = ibv_post_recv(qp_.get(), &request, &bad);
+  if (error == 0)
+    receives_outstanding_++;
+  else
+    post_error_ = error;
 }
 
 bool VerbsLink::post(ibv_send_wr& request) {
   ibv_send_wr* bad;
   request.send_flags |= IBV_SEND_SIGNALED;
-  if (ibv_post_send(qp_.get(), &request, &bad) != 0) return false;
+  // There is room by our own count, so this is no full queue.
+  if (const int error = ibv_post_send(qp_.get(), &request, &bad); error != 0) {
+    post_error_ = error;
+    return false;
+  }
   sends_outstanding_++;
   return true;
 }
@@ -321,11 +331,11 @@ bool VerbsLink::post_segment(uint64_t segment, const SegmentHeader& header, std:
 }
 
 // A zero-length RDMA WRITE: any NIC acknowledges it, nothing is written.
-void VerbsLink::send_probe(Time now) {
+void VerbsLink::send_probe() {
   ibv_send_wr request{};
   request.wr_id = WorkId{id_, Work::kProbe, 0}.encode();
   request.opcode = IBV_WR_RDMA_WRITE;
-  if (!post(request)) fail(LinkError::kBroken, "cannot post to " + device_.name(), now);
+  post(request);
 }
 
 void VerbsLink::on_completion(const ibv_wc& wc, Time now) {
@@ -356,7 +366,27 @@ void VerbsLink::on_completion(const ibv_wc& wc, Time now) {
     const bool lost = wc.status == IBV_WC_RETRY_EXC_ERR;
     return fail(lost ? LinkError::kUnreachable : LinkError::kBroken, failure_text(wc), now);
   }
-  if (state_ == State::kDraining && sends_outstanding_ == 0 && receives_outstanding_ == 0) drained(now);
+  if (sends_outstanding_ != 0 || receives_outstanding_ != 0) return;
+  if (state_ == State::kDraining) return drained(now);
+  // Flushed without a word of why: a responder's error shows in an event of the queue pair, or not at all.
+  if (state_ == State::kConnected)
+    fail(LinkError::kBroken,
+         "the queue pair " + std::to_string(qp_->qp_num) + " on " + device_.name() +
+             " went into its error state: see `dmesg` and `rdma statistic`",
+         now);
+}
+
+void VerbsLink::on_queue_pair_event(ibv_event_type type, Time now) {
+  if (state_ != State::kConnected) return;
+  if (type == IBV_EVENT_QP_ACCESS_ERR)
+    fail(LinkError::kBroken,
+         "the switch at " + switch_name() + " wrote a result outside the memory it was offered", now);
+  if (type == IBV_EVENT_QP_REQ_ERR)
+    fail(LinkError::kBroken,
+         "the switch at " + switch_name() + " sent a packet that " + device_.name() + " took for invalid",
+         now);
+  if (type == IBV_EVENT_QP_FATAL)
+    fail(LinkError::kBroken, device_.name() + " reported a fatal error of the queue pair", now);
 }
 
 std::string VerbsLink::failure_text(const ibv_wc& wc) const {
@@ -437,14 +467,18 @@ void VerbsLink::detach(Time now) {
 // Probes a silent switch, gives a dead one up. RNR NAKs make no completion, but count as life: the kernel's
 // counter is asked before the last word.
 void VerbsLink::check_peer(Time now) {
+  if (post_error_ != 0)
+    return fail(LinkError::kBroken, "cannot post to " + device_.name() + ": " + system_text(post_error_),
+                now);
   if (sends_outstanding_ == 0) {
-    if (now - heard_ >= kProbeAfter) send_probe(now);
+    if (now - heard_ >= kProbeAfter) send_probe();
     return;
   }
-  if (now - heard_ < kPeerDead) return;
+  if (now - std::max(heard_, extended_) < kPeerDead) return;
+  // The count is the whole device's, so it may be another switch's doing: not for ever.
   const uint64_t rnr_naks = device_counts(device_).rnr_naks_received;
-  if (rnr_naks != std::exchange(rnr_naks_, rnr_naks)) {
-    heard_ = now;
+  if (rnr_naks != std::exchange(rnr_naks_, rnr_naks) && now - heard_ < kExtensionsMax * kPeerDead) {
+    extended_ = now;
     return;
   }
   fail(LinkError::kUnreachable,
@@ -473,11 +507,15 @@ void VerbsLink::tick(Time now) {
 }
 
 Time VerbsLink::next_deadline() const {
-  if (state_ == State::kConnected) return heard_ + (sends_outstanding_ == 0 ? kProbeAfter : kPeerDead);
+  if (state_ == State::kConnected) {
+    if (post_error_ != 0) return started_;
+    return sends_outstanding_ == 0 ? heard_ + kProbeAfter : std::max(heard_, extended_) + kPeerDead;
+  }
   return state_ == State::kOver ? started_ : std::min(deadline_, resolve_at_);
 }
 
 LinkStats VerbsLink::stats() const {
+  if (request_.join.stripe != 0) return {};  // the device's counts are told once for all stripes
   LinkStats s = device_counts(device_);
   const LinkStats& before = counts_at_start_;
   s.packets_sent -= before.packets_sent;

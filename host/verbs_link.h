@@ -39,6 +39,7 @@ class VerbsLink {
 
   void on_cm_event(const rdma_cm_event& event, Time now);
   void on_completion(const ibv_wc& wc, Time now);
+  void on_queue_pair_event(ibv_event_type type, Time now);
   void tick(Time now);
   Time next_deadline() const;
 
@@ -68,7 +69,7 @@ class VerbsLink {
   bool modify(ibv_qp_state state, std::string& why);
   void post_receive(uint32_t buffer);
   bool post(ibv_send_wr& request);
-  void send_probe(Time now);
+  void send_probe();
   void check_peer(Time now);
   void fail(LinkError error, const std::string& text, Time now);
   void start_draining(Time now);
@@ -100,7 +101,8 @@ class VerbsLink {
   bool close_requested_ = false;
   LinkError error_ = LinkError::kNone;
   Completion error_completion_{Completion::Kind::kError};
-  Time started_, deadline_, heard_{};
+  int post_error_ = 0;  // a work request was not taken, and why
+  Time started_, deadline_, heard_{}, extended_{};
   Time resolve_at_ = kNever;   // again
   uint64_t rnr_naks_ = 0;      // the count of the device when last looked at
   LinkStats counts_at_start_;  // what the kernel counts for the whole device

@@ -1,6 +1,8 @@
 // The C API where no network is needed: what it refuses and the sentences it gives, and communicators of one
 // rank.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdint>
@@ -43,6 +45,28 @@ class HostApi : public testing::Test {
 
   mr_context* context_ = nullptr;
 };
+
+// A forked child has no progress thread: what needs it is refused there instead of waiting for ever.
+TEST_F(HostApi, AForkedChildIsToldThatTheContextIsNotIts) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    float value = 0;
+    mr_memory* memory;
+    const bool refused = mr_register(context_, &value, sizeof value, &memory) == MR_ERR_USAGE &&
+                         std::string(mr_last_error()).find("forked") != std::string::npos &&
+                         mr_finalize(context_) == MR_ERR_USAGE;
+    _exit(refused ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(HostApi, ALinkLocalSwitchNeedsADevice) {
+  mr_comm_config c = config(0, 2, "fe80::1");
+  expect_refused(c, MR_ERR_USAGE, "link-local");
+}
 
 // A communicator of one rank with two buffers.
 class HostApiAlone : public HostApi {
@@ -220,6 +244,8 @@ TEST_F(HostApiAlone, BuffersAreTheSameOrDisjoint) {
   expect_misused(all_reduce(s, s + 1, 2), "overlap");
   expect_misused(all_reduce(s + 1, s, 2), "overlap");
   expect_misused(all_reduce(s, reinterpret_cast<uint8_t*>(s) + 7, 2), "overlap");
+  // A count that no memory holds.
+  expect_misused(all_reduce(s, s, SIZE_MAX / 4), "beyond the end of memory");
   EXPECT_EQ(all_reduce(s, s + 2, 2), MR_OK);
   EXPECT_EQ(all_reduce(s + 2, s, 2), MR_OK);
   EXPECT_EQ(all_reduce(s, s, 2), MR_OK);
