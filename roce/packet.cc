@@ -59,6 +59,9 @@ ParseVerdict parse_ipv6(std::span<uint8_t> ip, Packet& out, uint32_t& udp_at) no
   if (udp->dst_port.value() != kRoceUdpPort) return ParseVerdict::kNotRoce;
   out.src_ip = IpAddress::from_v6(h->src);
   out.dst_ip = IpAddress::from_v6(h->dst);
+  // Elsewhere these stand for IPv4 addresses: such a packet would pass for one of another host's, and what
+  // answers it would be IPv4.
+  if (out.src_ip.is_v4() || out.dst_ip.is_v4()) return ParseVerdict::kIpMapped;
   out.tos = static_cast<uint8_t>(word >> 20);
   out.ip = ip.first(total);
   udp_at = sizeof(Ipv6Header);

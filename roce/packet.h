@@ -21,6 +21,7 @@ namespace millrace::roce {
   X(kIpFragment, "ip_fragment")                                                            \
   X(kIpLength, "ip_length") /* longer than the frame, or too short for UDP */              \
   X(kIpChecksum, "ip_checksum")                                                            \
+  X(kIpMapped, "ip_mapped") /* an IPv4-mapped address in an IPv6 header (RFC 4291) */      \
   X(kUdpLength, "udp_length")                                                              \
   X(kTruncatedBth, "truncated_bth")                                                        \
   X(kBthVersion, "bth_version")                                                            \

@@ -96,6 +96,16 @@ TEST(Parse, EachFaultHasItsName) {
   EXPECT_EQ(with([](auto& b) { b[15] = 0xFF, fix(b); }), ParseVerdict::kOk);  // TOS
 }
 
+// Inside, an IPv4-mapped address is an IPv4 host: in an IPv6 header it would speak for one that never sent this.
+TEST(Parse, AnIpv6PacketDoesNotPassForAnIpv4Hosts) {
+  const IpAddress mapped = *IpAddress::parse("10.77.0.1");
+  for (const size_t at : {14 + 8, 14 + 24}) {
+    std::vector<uint8_t> b = good(true);
+    std::copy(mapped.bytes.begin(), mapped.bytes.end(), b.begin() + static_cast<ptrdiff_t>(at));
+    EXPECT_EQ(verdict(b), ParseVerdict::kIpMapped);
+  }
+}
+
 TEST(Psn, ComparesSignedModulo2To24) {
   EXPECT_EQ(Psn(0).distance(Psn(0xFFFFFF)), 1);
   EXPECT_EQ(Psn(0xFFFFFF).distance(Psn(0)), -1);
