@@ -105,8 +105,8 @@ uint32_t write_transport(uint8_t* at, const TransportFields& f, uint32_t pad) no
     *reinterpret_cast<AtomicAckEth*>(at) = {f.original};
     at += sizeof(AtomicAckEth);
   }
-  if (t.imm) {
-    *reinterpret_cast<Be32*>(at) = f.immediate;
+  if (t.imm || t.ieth) {
+    *reinterpret_cast<Be32*>(at) = t.imm ? f.immediate : f.rkey;
     at += sizeof(Be32);
   }
   if (f.opcode == Opcode::kCnp) {

@@ -34,7 +34,7 @@ struct TransportFields {
   bool migrated = true;  // MigReq: receivers want 1, Linux's rxe sends 0
   uint16_t pkey = kDefaultPkey;
   uint64_t remote_address = 0;  // RETH, AtomicETH
-  uint32_t rkey = 0;
+  uint32_t rkey = 0;            // RETH, AtomicETH, IETH
   uint32_t dma_length = 0;
   uint32_t immediate = 0;
   uint8_t syndrome = 0;  // AETH
