@@ -1,5 +1,6 @@
 #include "roce/cm_message.h"
 
+#include <algorithm>
 #include <cassert>
 #include <concepts>
 
@@ -33,8 +34,11 @@ class Reader {
   template <typename T>
   void bits(uint32_t byte, uint32_t bit, uint32_t width, T& field) const {
     uint64_t v = 0;
-    for (uint32_t i = byte * 8 + bit, end = i + width; i < end; i++)
-      v = v << 1 | (data_[i / 8] >> (7 - i % 8) & 1);
+    for (uint32_t at = byte * 8 + bit, end = at + width; at < end;) {
+      const uint32_t n = std::min(8 - at % 8, end - at);  // of this byte
+      v = v << n | (data_[at / 8] >> (8 - at % 8 - n) & ((1u << n) - 1));
+      at += n;
+    }
     assign(field, v);
   }
   template <size_t N>
@@ -53,9 +57,11 @@ class Writer {
   void bits(uint32_t byte, uint32_t bit, uint32_t width, const T& field) const {
     const uint64_t v = raw(field);
     assert((width == 64 || v >> width == 0) && "the value does not fit its field");
-    for (uint32_t i = 0; i < width; i++) {
-      const uint32_t at = byte * 8 + bit + i;
-      data_[at / 8] = static_cast<uint8_t>(data_[at / 8] | (v >> (width - 1 - i) & 1) << (7 - at % 8));
+    for (uint32_t at = byte * 8 + bit, end = at + width; at < end;) {
+      const uint32_t n = std::min(8 - at % 8, end - at);  // of this byte
+      const uint64_t part = v >> (end - at - n) & ((1u << n) - 1);
+      data_[at / 8] = static_cast<uint8_t>(data_[at / 8] | part << (8 - at % 8 - n));
+      at += n;
     }
   }
   template <size_t N>
