@@ -129,7 +129,7 @@ Capture::Capture(const CaptureConfig& config, const std::vector<std::string>& in
   fd_ = open(config.file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd_ < 0)
     throw Error(ErrorCode::kSystem, "capture: cannot create '" + config.file + "': " + std::strerror(errno));
-  buffer_.reserve(kBuffer + config.snaplen + kPacketOverhead);
+  buffer_.reserve(std::min<uint64_t>(kBuffer, config.limit) + config.snaplen + kPacketOverhead);
   append_headers(interfaces);
   flush();
 }
