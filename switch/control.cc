@@ -90,7 +90,9 @@ json group_json(const aggregation::GroupInfo& g) {
 ImpairConfig impair_from(const json& j, const std::string& direction) {
   if (!j.is_object()) throw Error(ErrorCode::kUsage, direction + " must be an object");
   ImpairConfig config;
-  for (const auto& [key, value] : j.items()) {
+  for (const auto& item : j.items()) {
+    const std::string& key = item.key();
+    const json& value = item.value();
     auto probability = [&](double& to) {
       if (!value.is_number() || !(value.get<double>() >= 0 && value.get<double>() <= 1))
         throw Error(ErrorCode::kUsage, direction + "." + key + " must be a number in 0 … 1");
@@ -162,7 +164,8 @@ json counters_json(const Snapshot& s) {
   return j;
 }
 
-Control::Control(const Config& config, CommandRing& ring) : config_(config), ring_(ring) {
+Control::Control(const Config& config, CommandRing& ring)
+    : ring_(ring), requests_(config, [this](Command& command) { run(command); }) {
   try {
     wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wake_fd_ < 0)
@@ -281,7 +284,7 @@ bool Control::read_client(Client& c) {
   if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return false;
   if (n > 0) c.in.append(piece, static_cast<size_t>(n));
   for (size_t end = c.in.find('\n'); end != std::string::npos; end = c.in.find('\n')) {
-    c.out += reply(c.in.substr(0, end), c.may_change) + "\n";
+    c.out += requests_.reply(c.in.substr(0, end), c.may_change) + "\n";
     c.in.erase(0, end + 1);
   }
   if (c.in.size() > kLineMax) return false;
@@ -295,7 +298,15 @@ bool Control::write_client(Client& c) {
   return true;
 }
 
-std::string Control::reply(const std::string& line, bool may_change) {
+// Waits for the worker without a bound: the command lives on this stack, and the worker (or the destructor in
+// its place) always answers.
+void Control::run(Command& command) {
+  if (!ring_.push(&command)) throw Error(ErrorCode::kState, "too many commands are waiting");
+  command.done.acquire();
+  if (!command.ok && stop_.load()) throw Error(ErrorCode::kState, "the switch is shutting down");
+}
+
+std::string Requests::reply(const std::string& line, bool may_change) {
   json result;
   try {
     result = answer(json::parse(line), may_change);
@@ -309,7 +320,7 @@ std::string Control::reply(const std::string& line, bool may_change) {
   return result.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-json Control::answer(const json& request, bool may_change) {
+json Requests::answer(const json& request, bool may_change) {
   const std::string cmd = request.at("cmd").get<std::string>();
   if (cmd == "status") return status();
   if (cmd == "groups") return groups();
@@ -318,7 +329,7 @@ json Control::answer(const json& request, bool may_change) {
   if (cmd == "neighbours") return neighbours();
   if (cmd == "counters") {
     Command command;
-    run(command);
+    run_(command);
     return {{"name", config_.name}, {"counters", counters_json(command.snapshot)}};
   }
   if (cmd == "abort" || cmd == "impair") {
@@ -333,17 +344,9 @@ json Control::answer(const json& request, bool may_change) {
                   "' (known: status, groups, counters, l2, routes, neighbours, abort, impair)");
 }
 
-// Waits for the worker without a bound: the command lives on this stack, and the worker (or the destructor in
-// its place) always answers.
-void Control::run(Command& command) {
-  if (!ring_.push(&command)) throw Error(ErrorCode::kState, "too many commands are waiting");
-  command.done.acquire();
-  if (!command.ok && stop_.load()) throw Error(ErrorCode::kState, "the switch is shutting down");
-}
-
-json Control::status() {
+json Requests::status() {
   Command command;
-  run(command);
+  run_(command);
   const Snapshot& s = command.snapshot;
   json addresses = json::array(), ports = json::array();
   for (const IpAddress& a : config_.engine.addresses) addresses.push_back(a.to_string());
@@ -391,19 +394,19 @@ json Control::status() {
   return j;
 }
 
-json Control::groups() {
+json Requests::groups() {
   Command command;
   command.kind = Command::Kind::kGroups;
-  run(command);
+  run_(command);
   json all = json::array();
   for (const aggregation::GroupInfo& g : command.groups) all.push_back(group_json(g));
   return {{"name", config_.name}, {"groups", all}};
 }
 
-json Control::l2() {
+json Requests::l2() {
   Command command;
   command.kind = Command::Kind::kL2;
-  run(command);
+  run_(command);
   json all = json::array();
   for (const L2Table::Entry& e : command.l2) {
     json entry = {
@@ -415,14 +418,14 @@ json Control::l2() {
   return {{"name", config_.name}, {"entries", all}, {"entries_max", config_.l2.entries_max}};
 }
 
-std::string Control::interface_name(uint16_t interface) const {
+std::string Requests::interface_name(uint16_t interface) const {
   return interface == kBridge ? "bridge" : config_.ports[interface].name;
 }
 
-json Control::routes() {
+json Requests::routes() {
   Command command;
   command.kind = Command::Kind::kRoutes;
-  run(command);
+  run_(command);
   json all = json::array();
   for (const Router::RouteInfo& r : command.routes) {
     json route = {{"prefix", r.prefix.to_string()}, {"kind", r.connected ? "connected" : "static"}};
@@ -438,10 +441,10 @@ json Control::routes() {
   return {{"name", config_.name}, {"routing", config_.routing.enabled()}, {"routes", all}};
 }
 
-json Control::neighbours() {
+json Requests::neighbours() {
   Command command;
   command.kind = Command::Kind::kNeighbours;
-  run(command);
+  run_(command);
   json all = json::array();
   for (const NeighbourTable::Info& n : command.neighbours)
     all.push_back({{"address", n.address.to_string()},
@@ -454,7 +457,7 @@ json Control::neighbours() {
   return {{"name", config_.name}, {"neighbours", all}};
 }
 
-json Control::abort(const json& request) {
+json Requests::abort(const json& request) {
   Command command;
   command.kind = Command::Kind::kAbort;
   const json& group = request.at("group");
@@ -462,12 +465,12 @@ json Control::abort(const json& request) {
     throw Error(ErrorCode::kUsage, "group must be a group's id, a number");
   command.group = group.get<uint32_t>();
   command.why = request.value("why", "by the administrator");
-  run(command);
+  run_(command);
   if (!command.ok) throw Error(ErrorCode::kState, "there is no group " + std::to_string(command.group));
   return {{"group", command.group}};
 }
 
-json Control::impair(const json& request) {
+json Requests::impair(const json& request) {
   Command command;
   command.kind = Command::Kind::kImpair;
   const std::string name = request.at("port").get<std::string>();
@@ -478,7 +481,7 @@ json Control::impair(const json& request) {
   if (request.contains("rx")) command.rx = impair_from(request["rx"], "rx");
   if (request.contains("tx")) command.tx = impair_from(request["tx"], "tx");
   if (!command.rx && !command.tx) throw Error(ErrorCode::kUsage, "impair needs rx, tx or both");
-  run(command);
+  run_(command);
   return {{"port", name}};
 }
 

@@ -1,6 +1,7 @@
 // The switch's two Unix sockets: one to read, one to change, told apart by file permission. One JSON request
 // per line, one JSON reply per line. A thread of its own serves them; what needs the worker goes to it as a
-// command through one bounded ring and is carried out there between two bursts. Knows no DPDK.
+// command through one bounded ring and is carried out there between two bursts. What a request means is apart
+// from the sockets, in Requests. Knows no DPDK.
 #pragma once
 
 #include <atomic>
@@ -87,6 +88,29 @@ using CommandRing = boost::lockfree::spsc_queue<Command*, boost::lockfree::capac
 // All counters by room, as "counters" replies and the summary at the end prints.
 nlohmann::json counters_json(const Snapshot& snapshot);
 
+// What request lines mean and what is answered: no socket, no thread.
+class Requests {
+ public:
+  // `run` has a command carried out and returns when it is; it may throw millrace::Error.
+  Requests(const Config& config, std::function<void(Command&)> run) : config_(config), run_(std::move(run)) {}
+  // One line of JSON, whatever `line` is.
+  std::string reply(const std::string& line, bool may_change);
+
+ private:
+  nlohmann::json answer(const nlohmann::json& request, bool may_change);
+  nlohmann::json status();
+  nlohmann::json groups();
+  nlohmann::json l2();
+  nlohmann::json routes();
+  nlohmann::json neighbours();
+  std::string interface_name(uint16_t interface) const;
+  nlohmann::json abort(const nlohmann::json& request);
+  nlohmann::json impair(const nlohmann::json& request);
+
+  const Config& config_;
+  std::function<void(Command&)> run_;
+};
+
 class Control {
  public:
   // Opens the sockets named in the configuration (replacing those that nobody serves any more) and starts the
@@ -95,9 +119,6 @@ class Control {
   // Stops the thread and removes the socket files. To be called on the worker's thread when the worker has
   // carried out its last command: what is still in the ring is answered as refused.
   ~Control();
-
-  // The reply to one request line. Public for the tests; otherwise the thread's.
-  std::string reply(const std::string& line, bool may_change);
 
  private:
   struct Listener {
@@ -117,18 +138,9 @@ class Control {
   bool read_client(Client& client);
   bool write_client(Client& client);
   void run(Command& command);
-  nlohmann::json answer(const nlohmann::json& request, bool may_change);
-  nlohmann::json status();
-  nlohmann::json groups();
-  nlohmann::json l2();
-  nlohmann::json routes();
-  nlohmann::json neighbours();
-  std::string interface_name(uint16_t interface) const;
-  nlohmann::json abort(const nlohmann::json& request);
-  nlohmann::json impair(const nlohmann::json& request);
 
-  const Config& config_;
   CommandRing& ring_;
+  Requests requests_;
   std::vector<Listener> listeners_;
   std::vector<Client> clients_;
   int wake_fd_ = -1;
