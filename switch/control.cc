@@ -138,6 +138,7 @@ json counters_json(const Snapshot& s) {
                    {"flood_copies_failed", p.flood_copies_failed},
                    {"l2_learned", p.l2_learned},
                    {"l2_moved", p.l2_moved},
+                   {"l2_move_refused", p.l2_move_refused},
                    {"l2_full", p.l2_full}};
   for (size_t i = 0; i < kFates; i++) {
     j["pipeline"][std::string(kFateNames[i])] = p.fates[i];

@@ -25,7 +25,6 @@ namespace millrace::switching {
   X(kL2Truncated, "l2_truncated")             /* shorter than an Ethernet header */                      \
   X(kL2SourceInvalid, "l2_source_invalid")    /* a group address, or zero */                             \
   X(kL2SourceOurs, "l2_source_ours")          /* our own MAC as source: a loop or a forgery */           \
-  X(kL2MoveRefused, "l2_move_refused")        /* the source is alive on another port */                  \
   X(kReservedMulticast, "reserved_multicast") /* 01-80-C2-00-00-0x stays on its link (802.1D 7.12.6) */  \
   X(kHairpin, "hairpin")                      /* would leave by the port that it came in on */           \
   X(kNoEgress, "no_egress")                   /* to be flooded, but there is no other port */            \
@@ -92,6 +91,7 @@ struct PipelineCounters {
   uint64_t flood_copies_failed = 0;  // the pool was empty: that port did not get its copy
   uint64_t l2_learned = 0;
   uint64_t l2_moved = 0;
+  uint64_t l2_move_refused = 0;                 // sources alive on another port: not learned on this one
   uint64_t l2_full = 0;                         // sources not learned
   std::array<uint64_t, kFates> fates{};         // of received frames
   std::array<uint64_t, kFates> engine_fates{};  // of the engine's

@@ -25,6 +25,7 @@ L2Table::L2Table(const L2Config& config, uint16_t ports, uint64_t seed)
       seed_(seed | 1),
       // Twice the slots that may be used: with two choices of four ways a bucket then hardly ever overflows.
       buckets_(std::bit_ceil(size_t{config.entries_max} * 2 / kWays + 1)),
+      former_(buckets_.size() * kWays, kNobody),
       mask_(buckets_.size() - 1),
       reserve_(config.entries_max / (2u * ports)),
       reserved_left_(reserve_ * ports),
@@ -54,6 +55,7 @@ bool L2Table::may_add(uint16_t port) const noexcept {
 void L2Table::occupy(Slot& slot, uint64_t key, uint16_t port, Time now) noexcept {
   slot.key = key;
   slot.see(port, now);
+  former(slot) = kNobody;
   size_++;
   if (++per_port_[port] <= reserve_) reserved_left_--;
 }
@@ -82,11 +84,7 @@ L2Table::Learned L2Table::learn(const MacAddress& mac, uint16_t domain, uint16_t
       slot->see(port, now);
       return Learned::kKnown;
     }
-    if (now - slot->seen() < config_.move_guard) return Learned::kMoveRefused;
-    release(*slot);
-    if (!may_add(port)) return Learned::kFull;
-    occupy(*slot, key, port, now);
-    return Learned::kMoved;
+    return move(*slot, port, now);
   }
   sweep(now);
   Slot* free = nullptr;
@@ -98,6 +96,24 @@ L2Table::Learned L2Table::learn(const MacAddress& mac, uint16_t domain, uint16_t
   if (free == nullptr || !may_add(port)) return Learned::kFull;
   occupy(*free, key, port, now);
   return Learned::kNew;
+}
+
+uint64_t& L2Table::former(const Slot& slot) noexcept {
+  const auto bytes = reinterpret_cast<const uint8_t*>(&slot) - reinterpret_cast<const uint8_t*>(&buckets_[0]);
+  return former_[static_cast<size_t>(bytes) / sizeof(Slot)];
+}
+
+L2Table::Learned L2Table::move(Slot& slot, uint16_t port, Time now) noexcept {
+  const Slot before{slot.key, former(slot)};
+  const bool back = before.port() == port && !aged(before, now);
+  if (!back && now - slot.seen() < config_.move_guard) return Learned::kMoveRefused;
+  const Slot was = slot;
+  release(slot);
+  if (!may_add(port)) return Learned::kFull;
+  occupy(slot, was.key, port, now);
+  // Who had to give it back has no claim to it.
+  if (!back) former(slot) = was.state;
+  return Learned::kMoved;
 }
 
 uint16_t L2Table::lookup(const MacAddress& mac, uint16_t domain, Time now) const noexcept {

@@ -19,7 +19,9 @@ struct L2Config {
   uint32_t entries_max = 16384;
   uint32_t flood_pps = 10000;  // frames flooded per ingress port and second (the pipeline's bound)
   // An address that spoke on its port within this time does not move to another one: a forged source cannot
-  // take a live host's traffic away, a host that really moves is believed after a moment of silence.
+  // take a live host's traffic away, a host that really moves is believed after a moment of silence. The port
+  // that it moved from takes it back at once: who forged it while its owner was silent has it until the owner
+  // speaks, and no longer.
   Time move_guard = std::chrono::seconds(1);
 };
 
@@ -33,6 +35,7 @@ class L2Table {
   // `seed` makes the hash unpredictable, so that nobody can aim sources at one bucket.
   L2Table(const L2Config& config, uint16_t ports, uint64_t seed);
 
+  // kMoveRefused: the address is alive on another port and stays there.
   enum class Learned { kKnown, kNew, kMoved, kMoveRefused, kFull };
   Learned learn(const MacAddress& mac, uint16_t domain, uint16_t port, Time now) noexcept;
   // kNoPort: unknown, or not seen for `ageing`.
@@ -58,6 +61,7 @@ class L2Table {
       state = (static_cast<uint64_t>(now.count()) & ~uint64_t{0xFFFF}) | port;
     }
   };
+  static constexpr uint64_t kNobody = UINT64_MAX;  // a state whose port is kNoPort
   static constexpr size_t kWays = 4;
   struct alignas(64) Bucket {
     Slot slots[kWays];
@@ -68,12 +72,16 @@ class L2Table {
   bool may_add(uint16_t port) const noexcept;
   void occupy(Slot& slot, uint64_t key, uint16_t port, Time now) noexcept;
   void release(Slot& slot) noexcept;
+  Learned move(Slot& slot, uint16_t port, Time now) noexcept;
+  uint64_t& former(const Slot& slot) noexcept;
   void sweep(Time now) noexcept;
   size_t bucket_of(uint64_t key, int choice) const noexcept;
 
   L2Config config_;
   uint64_t seed_;
   std::vector<Bucket> buckets_;
+  // By slot: its state when it left the port that it was on before, or kNobody. Apart, as only moves look.
+  std::vector<uint64_t> former_;
   size_t mask_;
   size_t hand_ = 0;
   uint32_t size_ = 0;

@@ -88,7 +88,7 @@ Fate Pipeline::receive(Frame frame, Time now, FrameList& out) noexcept {
   const Network network = network_of(frame.bytes());
   const bool routed = router_ && router_->is_routed_port(ingress);
   if (routed && network.vid != 0) return Fate::kTagOnRoutedPort;
-  if (!learn(eth, routed ? routed_domain(ingress) : network.vid, ingress, now)) return Fate::kL2MoveRefused;
+  learn(eth, routed ? routed_domain(ingress) : network.vid, ingress, now);
   const uint16_t interface = routed ? ingress : kBridge;
   if (eth.dst == mac_) {
     const Fate fate = receive_ours(frame, network, interface, now, out);
@@ -99,8 +99,9 @@ Fate Pipeline::receive(Frame frame, Time now, FrameList& out) noexcept {
   return routed ? Fate::kNotBridged : forward(std::move(frame), ingress, now, out);
 }
 
-// false: the source is alive on another port.
-bool Pipeline::learn(const roce::EthernetHeader& eth, uint16_t domain, uint16_t ingress, Time now) noexcept {
+// A frame whose source is not learned goes on all the same: which of two ports forges an address nobody can
+// tell from the frame, and to drop it would let a forger that was there first silence the owner.
+void Pipeline::learn(const roce::EthernetHeader& eth, uint16_t domain, uint16_t ingress, Time now) noexcept {
   switch (l2_.learn(eth.src, domain, ingress, now)) {
     case L2Table::Learned::kKnown:
       break;
@@ -114,9 +115,9 @@ bool Pipeline::learn(const roce::EthernetHeader& eth, uint16_t domain, uint16_t 
       counters_.l2_full++;
       break;
     case L2Table::Learned::kMoveRefused:
-      return false;
+      counters_.l2_move_refused++;
+      break;
   }
-  return true;
 }
 
 // A frame to our MAC address: routed, to the engine, answered in place, or dropped by name.

@@ -54,7 +54,7 @@ class Pipeline {
 
  private:
   Fate receive(Frame frame, Time now, FrameList& out) noexcept;
-  bool learn(const roce::EthernetHeader& eth, uint16_t domain, uint16_t ingress, Time now) noexcept;
+  void learn(const roce::EthernetHeader& eth, uint16_t domain, uint16_t ingress, Time now) noexcept;
   Fate receive_ours(Frame& frame, const Network& network, uint16_t interface, Time now,
                     FrameList& out) noexcept;
   Fate receive_group(Frame frame, const Network& network, uint16_t interface, Time now,

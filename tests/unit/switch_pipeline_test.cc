@@ -317,12 +317,62 @@ TEST_F(PipelineTest, LearnedAddressesAge) {
 
 TEST_F(PipelineTest, AHostMovesOnlyWhenItHasBeenSilentOnItsOldPort) {
   receive(0, plain(kBroadcastMac, host(1)), milliseconds(1000));
-  EXPECT_TRUE(receive(1, plain(kBroadcastMac, host(1)), milliseconds(1999)).empty());
-  EXPECT_EQ(count(Fate::kL2MoveRefused), 1u);
+  receive(1, plain(kBroadcastMac, host(1)), milliseconds(1999));
+  EXPECT_EQ(pipeline_->counters().l2_move_refused, 1u);
   EXPECT_EQ(receive(2, plain(host(1), host(2)), milliseconds(1999)).at(0).port, 0);
   EXPECT_EQ(receive(1, plain(kBroadcastMac, host(1)), milliseconds(2000)).size(), 3u);
   EXPECT_EQ(pipeline_->counters().l2_moved, 1u);
   EXPECT_EQ(receive(2, plain(host(1), host(2)), milliseconds(2001)).at(0).port, 1);
+}
+
+// Nobody can tell the owner of an address from who forges it: frames of both go on, what differs is where the
+// answers go.
+TEST_F(PipelineTest, WhoseMoveIsRefusedIsServedAllTheSame) {
+  receive(0, plain(kBroadcastMac, host(1)), milliseconds(1000));
+  receive(2, plain(kBroadcastMac, host(2)), milliseconds(1000));
+  const Bytes question = plain(host(2), host(1));
+  EXPECT_EQ(receive(1, question, milliseconds(1100)), (std::vector<Sent>{{2, question}}));
+  const Bytes group = plain(kBroadcastMac, host(1));
+  EXPECT_EQ(receive(1, group, milliseconds(1100)), (std::vector<Sent>{{0, group}, {2, group}, {3, group}}));
+  // To the switch itself: host 0x0a, whose requests these are, has spoken on port 3.
+  receive(3, plain(kBroadcastMac, host(0x0a)), milliseconds(1100));
+  EXPECT_EQ(receive(1, from_hex(kAnswers[0].request), milliseconds(1100)),
+            (std::vector<Sent>{{1, from_hex(kAnswers[0].reply)}}));
+  receive(1, from_hex(kRoce), milliseconds(1100));
+  EXPECT_EQ(count(Fate::kToEngine), 1u);
+  EXPECT_EQ(pipeline_->counters().l2_move_refused, 4u);
+  EXPECT_EQ(receive(2, plain(host(1), host(2)), milliseconds(1100)).at(0).port, 0);
+  EXPECT_EQ(receive(2, plain(host(0x0a), host(2)), milliseconds(1100)).at(0).port, 3);
+}
+
+// A forger waits for a second of silence, takes the address and goes on speaking.
+TEST_F(PipelineTest, ItsOwnerTakesAnAddressBackWithItsFirstFrame) {
+  const Bytes owned = plain(kBroadcastMac, host(1)), towards = plain(host(1), host(2));
+  auto port_of_host1 = [&](Time now) { return receive(2, towards, now).at(0).port; };
+  receive(0, owned, milliseconds(1000));
+  for (int ms = 2000; ms < 5000; ms += 100) receive(1, owned, milliseconds(ms));
+  EXPECT_EQ(port_of_host1(milliseconds(5000)), 1);
+  receive(0, owned, milliseconds(5000));
+  EXPECT_EQ(port_of_host1(milliseconds(5000)), 0);
+  // The forger has no claim to it, however long it had it and however much it says.
+  for (int ms = 5000; ms < 9000; ms += 10) {
+    if (ms % 500 == 0) receive(0, owned, milliseconds(ms));
+    receive(1, owned, milliseconds(ms));
+    ASSERT_EQ(port_of_host1(milliseconds(ms)), 0) << ms;
+  }
+  EXPECT_EQ(pipeline_->counters().l2_moved, 2u);
+}
+
+TEST_F(PipelineTest, AClaimToAnAddressAgesAsTheAddressDoes) {
+  L2Config l2;
+  l2.ageing = seconds(10);
+  make(4, l2);
+  const Bytes owned = plain(kBroadcastMac, host(1));
+  receive(0, owned, seconds(1));
+  for (int s = 2; s <= 11; s++) receive(1, owned, seconds(s));
+  receive(0, owned, seconds(11));  // it has been away for ten seconds
+  EXPECT_EQ(receive(2, plain(host(1), host(2)), seconds(11)).at(0).port, 1);
+  EXPECT_EQ(pipeline_->counters().l2_move_refused, 1u);
 }
 
 TEST_F(PipelineTest, ForgedAndReservedAddressesAreDropped) {
