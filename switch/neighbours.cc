@@ -152,7 +152,7 @@ void NeighbourTable::hear(uint32_t index, const MacAddress& mac, bool answer, bo
   } else if (!e.has_mac && !e.next_hop) {
     become(e, mac, false, now);
   }
-  // A next hop that does not answer is asked every second anyway. That it can be heard is no reason to send
+  // A next hop that does not answer is asked all the time anyway. That it can be heard is no reason to send
   // it anything: a link that works in one direction only would come back with each of its requests.
 }
 

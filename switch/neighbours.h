@@ -1,7 +1,7 @@
 // Which MAC address an IP neighbour has: asked for by ARP and neighbour solicitation, believed for a while,
 // asked again before that is over. Next hops of routes are known from the start and asked all the time, so
-// that a dead one is left out after some seconds. Pure; called by the worker; memory is taken once, at
-// construction.
+// that a dead one is left out before queue pairs give up. Pure; called by the worker; memory is taken once,
+// at construction.
 //
 // What neighbours say unasked (their own requests, gratuitous ARP, unsolicited advertisements) may bring an
 // address and change it, but confirms nothing: that our frames arrive is shown by an answer alone.
@@ -18,9 +18,12 @@
 namespace millrace::switching {
 
 struct NeighbourConfig {
-  uint32_t entries_max = 1024;                                    // of one interface, next hops aside
-  Time reachable = std::chrono::seconds(30);                      // after an answer, before it is asked again
-  Time next_hop_probe = std::chrono::milliseconds(1000);          // the same, of next hops, answered or not
+  uint32_t entries_max = 1024;                // of one interface, next hops aside
+  Time reachable = std::chrono::seconds(30);  // after an answer, before it is asked again
+  // The same, of next hops, answered or not. One that dies is left out after (kAsksMax + 1) of these at most,
+  // which must be over before a queue pair sends the last of its retries, or groups die with a spine:
+  //   (kAsksMax + 1) × next_hop_probe < retry_count × ACK time-out, here 4 × 100 ms < 7 × 67 ms = 469 ms.
+  Time next_hop_probe = std::chrono::milliseconds(100);
   Time ask_interval = std::chrono::milliseconds(1000);            // of unanswered questions to others
   static constexpr uint32_t kAsksMax = 3;                         // unanswered, then it is given up
   static constexpr uint32_t kHeldMax = 4;                         // frames that wait for one neighbour
