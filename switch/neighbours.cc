@@ -22,7 +22,13 @@ uint32_t hosts_of(const Prefix& subnet, uint32_t limit) {
 
 NeighbourTable::NeighbourTable(const NeighbourConfig& config, const Fib& fib, uint16_t ports,
                                const MacAddress& mac, uint64_t seed, FramePool& pool)
-    : config_(config), mac_(mac), seed_(seed), pool_(pool), quota_(ports + 1u) {
+    : config_(config),
+      mac_(mac),
+      seed_(seed),
+      pool_(pool),
+      quota_(ports + 1u),
+      held_by_port_(ports),
+      due_(0) {
   for (const Fib::Entry& e : fib.entries()) {
     if (!e.connected) continue;
     Quota& quota = quota_[slot_of(e.interface)];
@@ -31,9 +37,10 @@ NeighbourTable::NeighbourTable(const NeighbourConfig& config, const Fib& fib, ui
   size_t places = fib.next_hops().size();
   for (Quota& quota : quota_) {
     places += quota.left;
-    quota.incomplete_left = (quota.left + 1) / 2;
+    quota.incomplete_max = (quota.left + 1) / 2;
   }
   entries_.resize(places);
+  due_ = DueQueue(places);
   buckets_.resize(std::bit_ceil(places + 1), kNone);
   for (size_t i = places; i-- > 0;) {
     entries_[i].next = free_;
@@ -68,11 +75,11 @@ uint32_t NeighbourTable::occupy(const IpAddress& address, uint16_t interface, co
   e.used = true;
   e.next_hop = e.has_mac = e.confirmed = e.failed = false;
   e.asks = 0;
-  e.answered = Time{};
+  e.answered = e.asked = Time{};
   uint32_t& bucket = buckets_[bucket_of(address)];
   e.next = bucket;
   bucket = index;
-  schedule(e, now);
+  due_.set(index, now);
   return index;
 }
 
@@ -83,7 +90,8 @@ void NeighbourTable::release(uint32_t index) noexcept {
   *link = e.next;
   Quota& quota = quota_[slot_of(e.interface)];
   quota.left++;
-  if (!e.has_mac) quota.incomplete_left++;
+  if (!e.has_mac) quota.incomplete--;
+  due_.remove(index);
   e.used = false;
   e.next = free_;
   free_ = index;
@@ -93,51 +101,80 @@ uint32_t NeighbourTable::resolve(const IpAddress& address, uint16_t interface, c
                                  Time now) noexcept {
   if (const uint32_t index = find(address); index != kNone) return index;
   Quota& quota = quota_[slot_of(interface)];
-  if (quota.left == 0 || quota.incomplete_left == 0) {
+  if (quota.left == 0 || quota.incomplete >= quota.incomplete_max) {
     counters_.full++;
     return kNone;
   }
   quota.left--;
-  quota.incomplete_left--;
+  quota.incomplete++;
   return occupy(address, interface, own, now);
+}
+
+void NeighbourTable::learn(const IpAddress& address, const MacAddress& mac, uint16_t interface,
+                           const IpAddress& own, Time now) noexcept {
+  if (!usable(mac)) return;
+  Quota& quota = quota_[slot_of(interface)];
+  if (quota.left == 0) {
+    counters_.full++;
+    return;
+  }
+  quota.left--;
+  quota.incomplete++;  // until become(), in the next line
+  become(occupy(address, interface, own, now), mac, false, now);
 }
 
 bool NeighbourTable::hold(uint32_t index, Frame& frame) noexcept {
   Entry& e = entries_[index];
-  if (e.held.size() >= NeighbourConfig::kHeldMax || held_ >= NeighbourConfig::kHeldTotalMax) {
+  uint32_t& of_port = held_by_port_[frame.port()];
+  if (e.held.size() >= NeighbourConfig::kHeldMax || of_port >= NeighbourConfig::kHeldTotalMax - held_) {
     counters_.hold_refused++;
     return false;
   }
   held_++;
+  of_port++;
   e.held.push(std::move(frame));
   return true;
 }
 
 void NeighbourTable::let_go(Entry& e, FrameList& to) noexcept {
   held_ -= static_cast<uint32_t>(e.held.size());
+  e.held.for_each([this](const FrameBuffer* b) { held_by_port_[b->port]--; });
   to.splice(e.held);
 }
 
-void NeighbourTable::become(Entry& e, const MacAddress& mac, bool confirmed, Time now) noexcept {
+void NeighbourTable::become(uint32_t index, const MacAddress& mac, bool confirmed, Time now) noexcept {
+  Entry& e = entries_[index];
   if (!e.has_mac) {
     counters_.learned++;
-    if (!e.next_hop) quota_[slot_of(e.interface)].incomplete_left++;
+    if (!e.next_hop) quota_[slot_of(e.interface)].incomplete--;
   }
   e.mac = mac;
   e.has_mac = true;
   e.failed = false;
-  e.asks = 0;
   e.confirmed = confirmed;
-  if (confirmed) e.answered = now;
-  // What nobody has confirmed is asked about at once.
-  schedule(e, !confirmed ? now : now + (e.next_hop ? config_.next_hop_probe : config_.reachable));
+  if (confirmed) {
+    e.asks = 0;
+    e.answered = now;
+    due_.set(index, now + (e.next_hop ? config_.next_hop_probe : config_.reachable));
+  } else {
+    // What nobody has confirmed is asked about at once, but not again within the interval: somebody who
+    // changes it all the time would have us ask all the time. An answer on its way still counts, and the new
+    // address is asked at least once before it is given up.
+    e.asks = std::min(e.asks, NeighbourConfig::kAsksMax - 1);
+    due_.set(index, e.asked > Time{} ? std::max(now, e.asked + interval(e)) : now);
+  }
   let_go(e, released_);
+}
+
+// Whether it can be a neighbour's.
+bool NeighbourTable::usable(const MacAddress& mac) const noexcept {
+  return !mac.is_multicast() && mac != MacAddress{} && mac != mac_;
 }
 
 void NeighbourTable::hear(uint32_t index, const MacAddress& mac, bool answer, bool override,
                           Time now) noexcept {
   Entry& e = entries_[index];
-  if (mac.is_multicast() || mac == MacAddress{} || mac == mac_) return;
+  if (!usable(mac)) return;
   const bool confirms = answer && e.asks > 0;
   if (e.has_mac && e.mac != mac) {
     if (!override) return;
@@ -146,24 +183,18 @@ void NeighbourTable::hear(uint32_t index, const MacAddress& mac, bool answer, bo
       return;
     }
     counters_.changed++;
-    become(e, mac, confirms, now);
+    become(index, mac, confirms, now);
   } else if (confirms) {
-    become(e, mac, true, now);
+    become(index, mac, true, now);
   } else if (!e.has_mac && !e.next_hop) {
-    become(e, mac, false, now);
+    become(index, mac, false, now);
   }
   // A next hop that does not answer is asked all the time anyway. That it can be heard is no reason to send
   // it anything: a link that works in one direction only would come back with each of its requests.
 }
 
 void NeighbourTable::poll(Time now, FrameList& questions) noexcept {
-  if (now < next_) return;
-  next_ = kNever;
-  for (uint32_t i = 0; i < entries_.size(); i++) {
-    if (!entries_[i].used) continue;
-    if (now >= entries_[i].due) act(i, now, questions);
-    if (entries_[i].used) next_ = std::min(next_, entries_[i].due);
-  }
+  for (uint32_t i = 0; i < kActsMax && now >= due_.next(); i++) act(due_.first(), now, questions);
 }
 
 void NeighbourTable::act(uint32_t index, Time now, FrameList& questions) noexcept {
@@ -179,11 +210,13 @@ void NeighbourTable::act(uint32_t index, Time now, FrameList& questions) noexcep
     e.failed = true;
     e.asks = 0;
   }
-  ask(e, now, questions);
+  ask(index, now, questions);
 }
 
-void NeighbourTable::ask(Entry& e, Time now, FrameList& questions) noexcept {
-  schedule(e, now + interval(e));
+void NeighbourTable::ask(uint32_t index, Time now, FrameList& questions) noexcept {
+  Entry& e = entries_[index];
+  e.asked = now;
+  due_.set(index, now + interval(e));
   e.asks++;
   Frame question = e.address.is_v4() ? question4(e) : question6(e);
   if (!question) {

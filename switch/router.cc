@@ -297,16 +297,17 @@ void Router::hear_neighbour(std::span<const uint8_t> packet, std::span<const uin
 void Router::hear_address(const IpAddress& address, const MacAddress& mac, uint16_t interface, bool to_us,
                           bool answer, bool override, Time now) noexcept {
   if (mac.is_multicast() || local_.owns(address)) return;
-  uint32_t index = neighbours_.find(address);
-  if (index == NeighbourTable::kNone && to_us) {
-    const Fib::Entry* entry = fib_.lookup(address);
-    if (entry == nullptr || !entry->connected || entry->interface != interface ||
-        entry->prefix.is_network_or_broadcast(address))
-      return;
-    index = neighbours_.resolve(address, interface, entry->own, now);
+  const uint32_t index = neighbours_.find(address);
+  if (index != NeighbourTable::kNone) {
+    if (neighbours_.interface(index) == interface) neighbours_.hear(index, mac, answer, override, now);
+    return;
   }
-  if (index == NeighbourTable::kNone || neighbours_.interface(index) != interface) return;
-  neighbours_.hear(index, mac, answer, override, now);
+  if (!to_us) return;
+  const Fib::Entry* entry = fib_.lookup(address);
+  if (entry == nullptr || !entry->connected || entry->interface != interface ||
+      entry->prefix.is_network_or_broadcast(address))
+    return;
+  neighbours_.learn(address, mac, interface, entry->own, now);
 }
 
 void Router::poll(Time now) noexcept { neighbours_.poll(now, made_); }

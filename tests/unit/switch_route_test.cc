@@ -455,7 +455,7 @@ TEST_P(RouteTest, AScanLeavesRoomForNeighboursThatSpeak) {
     for (const auto& i : infos) n += i.held;
     return n;
   };
-  EXPECT_EQ(held(), 64u);
+  EXPECT_EQ(held(), 64u);  // half of what may wait, as all came in on one port
   EXPECT_LE(infos.size(), 512u + 4);
   lab.net.run(seconds(4));
   EXPECT_EQ(router.neighbours().infos(lab.net.now()).size(), 4u);  // the next hops
@@ -477,6 +477,150 @@ TEST(Routing, ADeadSpineIsLeftOutBeforeQueuePairsGiveUp) {
           lab.net.send(lab.host[from], lab.roce_packet(from, to, v6, flow, 16));
           ASSERT_EQ(lab.h(to).inbox.size(), 1u) << phase << " ms, flow " << flow << " from " << from;
         }
+  }
+}
+
+// A host that asks us is known, however many others are waited for.
+TEST_P(RouteTest, AScanKeepsNobodyFromBeingLearnedWhoSpeaks) {
+  for (int i = 0; i < 2000; i++)
+    lab.net.carry({-1 - lab.host[0], 0}, lab.packet(0, ip("fd77:1::1:" + std::to_string(i)), 17, udp(1, 2)));
+  lab.net.settle();
+  const Router& router = *lab.net.sw(lab.leaf[0]).pipeline->router();
+  ASSERT_GT(router.counters().full, 0u);
+  const IpAddress own = lab.address(1, v6()), gateway = ip(v6() ? "fd77:1::1" : "10.77.1.1");
+  auto ask = [&](const MacAddress& mac) {
+    lab.net.send(lab.host[1],
+                 v6() ? ip_frame({{0x33, 0x33, 0xFF, 0, 0, 1}}, mac, ip("ff02::1:ff00:1"), own, 58,
+                                 neighbour_message(135, 0, gateway, 1, mac, own, ip("ff02::1:ff00:1")), 255)
+                      : arp(1, mac, own, {}, gateway, kBroadcastMac));
+  };
+  ask(lab.h(1).mac);
+  const uint32_t index = router.neighbours().find(own);
+  ASSERT_NE(index, NeighbourTable::kNone);
+  EXPECT_EQ(router.neighbours().mac(index), lab.h(1).mac);
+  EXPECT_EQ(router.neighbours().state(index), "reachable");  // it was asked at once
+  lab.net.send(lab.host[2], lab.packet(2, own, 17, udp(1, 2)));
+  EXPECT_EQ(mac_at(lab.h(1).inbox.back(), 0), lab.h(1).mac);
+  // The books of those who wait are right: when all have been given up, as many may wait as before.
+  lab.net.run(seconds(4));
+  const auto count = [&] { return router.neighbours().infos(lab.net.now()).size(); };
+  EXPECT_EQ(count(), 5u);  // next hops and this host
+  for (int i = 0; i < 2000; i++)
+    lab.net.carry({-1 - lab.host[0], 0}, lab.packet(0, ip("fd77:1::1:" + std::to_string(i)), 17, udp(1, 2)));
+  lab.net.settle();
+  EXPECT_EQ(count(), 5u + 512);
+}
+
+// What came in on one port and waits for hosts that are not there leaves room for what came in on another.
+TEST_P(RouteTest, OnePortCannotHaveAllFramesThatWait) {
+  for (int i = 20; i < 220; i++) {
+    const std::string to = (v6() ? "fd77:1::" : "10.77.1.") + std::to_string(i);
+    lab.net.carry({-1 - lab.host[0], 0}, lab.packet(0, ip(to), 17, udp(1, 2)));
+  }
+  lab.net.settle();
+  const Router& router = *lab.net.sw(lab.leaf[0]).pipeline->router();
+  ASSERT_GT(router.counters().hold_refused, 0u);
+  lab.h(1).inbox.clear();  // the questions for all those hosts
+  lab.net.send(lab.host[2], lab.packet(2, lab.address(1, v6()), 17, udp(1, 2)));
+  EXPECT_EQ(lab.h(1).inbox.size(), 1u);
+  // All is given back: as much can wait as before.
+  lab.net.run(seconds(4));
+  const uint64_t before = fate(lab.leaf[0], Fate::kNeighbourHeld);
+  for (int i = 20; i < 220; i++) {
+    const std::string to = (v6() ? "fd77:1::" : "10.77.1.") + std::to_string(i);
+    lab.net.carry({-1 - lab.host[0], 0}, lab.packet(0, ip(to), 17, udp(1, 2)));
+  }
+  lab.net.settle();
+  EXPECT_EQ(fate(lab.leaf[0], Fate::kNeighbourHeld) - before, 64u);
+}
+
+// Somebody says ten times in each 10 ms that a neighbour has another MAC address.
+TEST_P(RouteTest, ANeighbourIsAskedOnceASecondHoweverOftenItChanges) {
+  const IpAddress own = lab.address(2, v6());
+  lab.net.send(lab.host[0], lab.packet(0, own, 17, udp(1, 2)));
+  const Router& router = *lab.net.sw(lab.leaf[1]).pipeline->router();
+  lab.h(2).answers = false;
+  lab.net.run(seconds(1));
+  lab.net.passed.clear();
+  const MacAddress group = v6() ? MacAddress{{0x33, 0x33, 0, 0, 0, 1}} : kBroadcastMac;
+  auto forge = [&](int i) {
+    const MacAddress forged{{2, 0, 0, 9, static_cast<uint8_t>(i >> 8), static_cast<uint8_t>(i)}};
+    lab.net.send(lab.host[2],
+                 v6() ? ip_frame(group, forged, ip("ff02::1"), own, 58,
+                                 neighbour_message(136, 0x20000000, own, 2, forged, own, ip("ff02::1")), 255)
+                      : arp(1, forged, own, {}, own, group));
+  };
+  for (int i = 0; i < 3000; i++) {
+    forge(i);
+    if (i % 10 == 9) lab.net.run(milliseconds(10));
+  }
+  EXPECT_EQ(router.counters().changed, 3000u);
+  const size_t questions = lab.net.count([&](const Fabric::Passed& p) {
+    return p.from.node == lab.leaf[1] && p.to.node == -1 - lab.host[2] &&
+           (v6() ? is_nd(p.bytes) && p.bytes[54] == 135 : is_arp(p.bytes) && be16(p.bytes, 20) == 1);
+  });
+  EXPECT_GE(questions, 3u);
+  EXPECT_LE(questions, 4u);
+  // The host's answer counts, though its question was overtaken by another change.
+  forge(3000);
+  ASSERT_NE(router.neighbours().find(own), NeighbourTable::kNone);
+  const MacAddress leaf = lab.net.sw(lab.leaf[1]).mac;
+  const IpAddress gateway = ip(v6() ? "fd77:2::1" : "10.77.2.1");
+  lab.net.send(lab.host[2],
+               v6() ? ip_frame(leaf, lab.h(2).mac, gateway, own, 58,
+                               neighbour_message(136, 0x60000000, own, 2, lab.h(2).mac, own, gateway), 255)
+                    : arp(2, lab.h(2).mac, own, leaf, gateway, leaf));
+  EXPECT_EQ(router.neighbours().state(router.neighbours().find(own)), "reachable");
+}
+
+// A poll is part of one turn of the worker, whatever is due.
+TEST(NeighbourTable, APollAsksAFewAndTheNextOnesTheRest) {
+  HeapFramePool pool;
+  NeighbourConfig config;
+  config.entries_max = 4000;
+  NeighbourTable table(config, Fib({on(kBridge, "fd77::1/64")}, {}), 2, {{2, 0, 0, 0, 0, 1}}, 1, pool);
+  const IpAddress own = ip("fd77::1");
+  for (int i = 0; i < 2000; i++)
+    ASSERT_NE(table.resolve(ip("fd77::1:" + std::to_string(i)), kBridge, own, seconds(1)),
+              NeighbourTable::kNone);
+  std::set<Bytes> asked;
+  FrameList questions;
+  for (int polls = 0; table.next_deadline() <= seconds(1); polls++) {
+    ASSERT_LT(polls, 2000);
+    table.poll(seconds(1), questions);
+    ASSERT_LE(questions.size(), NeighbourTable::kActsMax);
+    while (Frame f = questions.pop()) asked.insert(bytes_of(f));
+  }
+  EXPECT_EQ(asked.size(), 2000u);
+  EXPECT_EQ(table.next_deadline(), seconds(2));
+}
+
+// Against a plain map, over random operations.
+TEST(DueQueue, AgreesWithAMap) {
+  constexpr uint32_t kEntries = 50;
+  DueQueue queue(kEntries);
+  std::map<uint32_t, Time> model;
+  uint64_t state = 1;
+  auto random = [&](uint32_t n) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>((state >> 33) % n);
+  };
+  for (int i = 0; i < 100'000; i++) {
+    const uint32_t entry = random(kEntries);
+    if (random(3) == 0) {
+      queue.remove(entry);
+      model.erase(entry);
+    } else {
+      const Time due = milliseconds(random(1000));
+      queue.set(entry, due);
+      model[entry] = due;
+    }
+    Time next = kNever;
+    for (const auto& [_, due] : model) next = std::min(next, due);
+    ASSERT_EQ(queue.next(), next);
+    if (next != kNever) {
+      ASSERT_EQ(model.at(queue.first()), next);
+    }
   }
 }
 
