@@ -8,7 +8,7 @@
 
 #include "roce/build.h"
 #include "roce/packet.h"
-#include "tests/sim/cluster.h"
+#include "tools/sim/cluster.h"
 #include "tests/vectors/pcap_reader.h"
 
 namespace millrace {

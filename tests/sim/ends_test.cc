@@ -170,10 +170,10 @@ TEST(Ends, AFloodOfJoinsForATakenRankHarmsNobody) {
   cc.engine.segment_bytes = 4096 - 64;
   Group g(cc, 2);
   Cluster& c = g.cluster;
-  c.hosts_are_deaf = true;  // nobody acknowledges a probe
+  c.set_hosts_deaf(true);  // nobody acknowledges a probe
   for (int i = 0; i < 60; i++) c.host(2).join(c.communicator(1, 2));
   c.run_for(milliseconds(100));
-  c.hosts_are_deaf = false;
+  c.set_hosts_deaf(false);
   Job job;
   job.count = 20000;
   run_job(c, g.comms, job);
@@ -310,7 +310,7 @@ TEST(Join, ATenantsSecretIsAskedFor) {
 TEST(Join, AnAbsentSwitchIsReportedWithinTheTimeout) {
   ClusterConfig cc;
   Cluster c(cc);
-  c.wire_config().loss = 1;
+  c.set_wire({.loss = 1});
   auto config = c.communicator(0, 2);
   config.connect_timeout = seconds(3);
   Communicator& a = c.host(0).join(config);

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "tests/sim/cluster.h"
+#include "tools/sim/cluster.h"
 
 namespace millrace::sim {
 

@@ -154,8 +154,7 @@ TEST(Window, ABreachDrawsRnrNaksAndNothingWorse) {
   constexpr uint32_t kSegments = 7, kBytes = 65472;
   std::vector<int32_t> mine(kSegments * kBytes / 4, 5), sum(mine.size(), -1), theirs(mine.size(), 37),
       other(mine.size(), -1);
-  const uint32_t rkey =
-      endpoint.register_memory(sum.data(), sum.size() * 4, host::Access::kResult).rkey;
+  const uint32_t rkey = endpoint.register_memory(sum.data(), sum.size() * 4, host::Access::kResult).rkey;
   for (uint32_t s = 0; s < kSegments; s++) {
     aggregation::SegmentHeader h;
     h.magic = aggregation::kMagic;
@@ -166,8 +165,8 @@ TEST(Window, ABreachDrawsRnrNaksAndNothingWorse) {
     h.length = h.payload_bytes = kBytes;
     h.result_address = reinterpret_cast<uintptr_t>(sum.data()) + s * kBytes;
     h.result_rkey = rkey;
-    ASSERT_TRUE(
-        endpoint.post_segment(link, s, h, {reinterpret_cast<uint8_t*>(mine.data()) + s * kBytes, kBytes}, {}));
+    ASSERT_TRUE(endpoint.post_segment(link, s, h,
+                                      {reinterpret_cast<uint8_t*>(mine.data()) + s * kBytes, kBytes}, {}));
   }
   c.run_for(milliseconds(50));
   const auto counters = c.pipeline().engine().counters();
@@ -210,7 +209,7 @@ TEST(Window, WithholdingResultsDoesNotOpenIt) {
     const auto groups = c.pipeline().engine().groups(c.now());
     return !groups.empty() && groups[0].members[0].remote_qpn != 0;
   }));
-  c.hosts_are_deaf = true;
+  c.set_hosts_deaf(true);
   const auto member = c.pipeline().engine().groups(c.now())[0];
   HeapFramePool pool;
   roce::TransportFields nak;
@@ -218,11 +217,10 @@ TEST(Window, WithholdingResultsDoesNotOpenIt) {
   nak.dest_qp = Qpn{member.members[0].qpn};
   nak.psn = Psn(100);            // START
   nak.syndrome = roce::kRnrNak;  // timer code 0: 655 ms
-  std::string error;
-  const Frame frame = roce::build(pool, *c.host(0).resolve(c.switch_address(), error), nak, {});
+  const Frame frame = roce::build(pool, c.path(0), nak, {});
   c.inject(0, frame.bytes());
   c.run_for(milliseconds(1));
-  c.hosts_are_deaf = false;
+  c.set_hosts_deaf(false);
   uint64_t posted = 0;
   for (uint32_t s = 0; s < 120; s++) {
     aggregation::SegmentHeader h;

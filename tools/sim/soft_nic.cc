@@ -2,16 +2,11 @@
 
 #include <algorithm>
 
+#include "tools/sim/strict_pools.h"
+
 namespace millrace::sim {
 
 namespace {
-
-// Every frame its own allocation where a sanitizer watches; else they are reused, which is much faster.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kStrictPools = true;
-#else
-constexpr bool kStrictPools = false;
-#endif
 
 host::SoftConfig soft_config(const NicConfig& c) {
   host::SoftConfig s;

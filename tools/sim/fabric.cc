@@ -1,0 +1,172 @@
+#include "tools/sim/fabric.h"
+
+namespace millrace::sim {
+
+namespace {
+
+IpAddress ip(const std::string& text) { return IpAddress::parse(text).value(); }
+std::string hex(unsigned v) {
+  char text[9];
+  std::snprintf(text, sizeof(text), "%x", v);
+  return text;
+}
+switching::InterfaceAddress on(uint16_t interface, const std::string& text, bool subnet = true) {
+  return {switching::Prefix::parse(text).value(), interface, subnet};
+}
+switching::StaticRoute route(const std::string& prefix, const std::vector<std::string>& via) {
+  switching::StaticRoute r{switching::Prefix::parse(prefix).value(), {}};
+  for (const std::string& v : via) r.via.push_back(ip(v));
+  return r;
+}
+
+// The wire between leaf l and spine s, of `spines`: IPv4 /31 and IPv6 /127.
+std::string link4(unsigned l, unsigned s, unsigned spines, bool at_spine) {
+  const unsigned n = 2 * (l * spines + s) + at_spine;
+  return "10.255." + std::to_string(n >> 8) + "." + std::to_string(n & 255);
+}
+std::string link6(unsigned l, unsigned s, bool at_spine) {
+  return "fd00:" + hex(l) + ":" + hex(s) + "::" + (at_spine ? "1" : "0");
+}
+std::string leaf_net4(unsigned l) { return "10.77." + std::to_string(l + 1) + "."; }
+std::string leaf_net6(unsigned l) { return "fd77:" + hex(l + 1) + "::"; }
+
+}  // namespace
+
+Fabric::Fabric(const FabricConfig& config) : config_(config), random_(config.seed), network_(random_.next()) {
+  if (config_.leaves == 0)
+    build_star();
+  else
+    build_leaves();
+}
+
+// Hosts and switches give their last frames back while the network is still there.
+Fabric::~Fabric() {
+  hosts_.clear();
+  switches_.clear();
+}
+
+void Fabric::add_switch(uint16_t ports, switching::RoutingConfig routing, std::vector<IpAddress> addresses) {
+  switching::PipelineConfig c;
+  c.ports = ports;
+  c.engine = config_.engine;
+  c.engine.addresses = std::move(addresses);
+  c.engine.mac = switch_mac(static_cast<uint16_t>(switches_.size()));
+  c.engine.seed = random_.next();
+  c.routing = std::move(routing);
+  if (c.routing.enabled()) {
+    c.engine.addresses.clear();
+    for (const auto& i : c.routing.interfaces) c.engine.addresses.push_back(i.prefix.address);
+  }
+  switches_.push_back(std::make_unique<SwitchNode>(c, config_.switch_frames));
+  network_.add(*switches_.back());
+}
+
+void Fabric::add_host(uint16_t h, StackConfig stack, SwitchNode& to, uint16_t port) {
+  HostConfig c;
+  c.stack = std::move(stack);
+  c.stack.mac = host_mac(h);
+  if (config_.warm_neighbours) {
+    const MacAddress& mac = to.config().engine.mac;
+    for (const IpAddress& a : to.config().engine.addresses) c.stack.known[a] = mac;
+  }
+  c.seed = random_.next();
+  c.first_psn = config_.engine.first_psn;
+  LinkConfig link = config_.host_link;
+  if (!config_.host_gbit.empty()) link.gbit = config_.host_gbit[h % config_.host_gbit.size()];
+  c.gbit = link.gbit;
+  if (config_.nic) c.nic = config_.nic(h);
+  hosts_.push_back(std::make_unique<Host>(c));
+  network_.add(*hosts_.back());
+  uplinks_.push_back(network_.wire(*hosts_.back(), 0, to, port, link));
+}
+
+void Fabric::build_star() {
+  add_switch(config_.hosts, {}, {ip("10.77.0.100"), ip("fd77::100")});
+  for (uint16_t h = 0; h < config_.hosts; h++) {
+    StackConfig stack;
+    // The switch has .100.
+    const unsigned far = h < 90 ? 0 : h - 90u;
+    stack.ip4 = h < 90 ? ip("10.77.0." + std::to_string(h + 1))
+                       : ip("10.77." + std::to_string(1 + far / 200) + "." + std::to_string(far % 200 + 1));
+    stack.ip6 = h < 90 ? ip("fd77::" + std::to_string(h + 1)) : ip("fd77::1:" + hex(far + 1));
+    add_host(h, stack, *switches_[0], h);
+  }
+}
+
+void Fabric::build_leaves() {
+  const unsigned leaves = config_.leaves, spines = config_.spines;
+  const auto down = static_cast<uint16_t>((config_.hosts + leaves - 1) / leaves);  // host ports of a leaf
+  for (unsigned l = 0; l < leaves; l++) {
+    switching::RoutingConfig r;
+    r.interfaces = {on(switching::kBridge, leaf_net4(l) + "1/24"),
+                    on(switching::kBridge, leaf_net6(l) + "1/64")};
+    std::vector<std::string> via4, via6;
+    for (unsigned s = 0; s < spines; s++) {
+      const auto port = static_cast<uint16_t>(down + s);
+      r.interfaces.push_back(on(port, link4(l, s, spines, false) + "/31"));
+      r.interfaces.push_back(on(port, link6(l, s, false) + "/127"));
+      via4.push_back(link4(l, s, spines, true)), via6.push_back(link6(l, s, true));
+      r.routes.push_back(route("10.88.0." + std::to_string(s + 1) + "/32", {via4.back()}));
+      r.routes.push_back(route("fd88::" + hex(s + 1) + "/128", {via6.back()}));
+    }
+    for (unsigned other = 0; other < leaves; other++) {
+      if (other == l) continue;
+      r.routes.push_back(route(leaf_net4(other) + "0/24", via4));
+      r.routes.push_back(route(leaf_net6(other) + "/64", via6));
+    }
+    add_switch(static_cast<uint16_t>(down + spines), r, {});
+  }
+  for (unsigned s = 0; s < spines; s++) {
+    switching::RoutingConfig r;
+    // Its own address stands on no wire; leaves have a route to it.
+    r.interfaces = {on(switching::kBridge, "10.88.0." + std::to_string(s + 1) + "/32", false),
+                    on(switching::kBridge, "fd88::" + hex(s + 1) + "/128", false)};
+    for (unsigned l = 0; l < leaves; l++) {
+      r.interfaces.push_back(on(static_cast<uint16_t>(l), link4(l, s, spines, true) + "/31"));
+      r.interfaces.push_back(on(static_cast<uint16_t>(l), link6(l, s, true) + "/127"));
+      r.routes.push_back(route(leaf_net4(l) + "0/24", {link4(l, s, spines, false)}));
+      r.routes.push_back(route(leaf_net6(l) + "/64", {link6(l, s, false)}));
+    }
+    add_switch(static_cast<uint16_t>(leaves), r, {});
+  }
+  for (uint16_t h = 0; h < config_.hosts; h++) {
+    const unsigned l = h % leaves, k = h / leaves;
+    StackConfig stack;
+    stack.ip4 = ip(leaf_net4(l) + std::to_string(10 + k)), stack.prefix4 = 24;
+    stack.ip6 = ip(leaf_net6(l) + hex(10 + k));
+    stack.gateway4 = ip(leaf_net4(l) + "1"), stack.gateway6 = ip(leaf_net6(l) + "1");
+    add_host(h, stack, *switches_[l], static_cast<uint16_t>(k));
+  }
+  for (unsigned l = 0; l < leaves; l++)
+    for (unsigned s = 0; s < spines; s++)
+      network_.wire(*switches_[l], static_cast<uint16_t>(down + s), *switches_[leaves + s],
+                    static_cast<uint16_t>(l), config_.trunk);
+  for (auto& s : switches_)
+    s->act([](switching::Pipeline& p, Time now, FrameList& out) { p.announce(now, out); });
+}
+
+IpAddress Fabric::address(uint16_t s, bool v6) const {
+  if (!routed()) return switches_[s]->config().engine.addresses[v6 ? 1 : 0];
+  return switches_[s]->config().routing.interfaces[v6 ? 1 : 0].prefix.address;
+}
+
+std::string Fabric::link_name(uint32_t link) const {
+  auto name = [&](const Node& n) {
+    for (size_t i = 0; i < hosts_.size(); i++)
+      if (hosts_[i].get() == &n) return "host" + std::to_string(i);
+    for (size_t i = 0; i < switches_.size(); i++)
+      if (switches_[i].get() == &n)
+        return !routed()            ? std::string("switch")
+               : i < config_.leaves ? "leaf" + std::to_string(i)
+                                    : "spine" + std::to_string(i - config_.leaves);
+    return std::string("?");
+  };
+  return name(network_.source(link)) + ">" + name(network_.destination(link));
+}
+
+void Fabric::restart_switch(uint16_t s, bool new_mac) {
+  SwitchNode& node = *switches_[s];
+  node.restart(random_.next(), new_mac ? switch_mac(s, node.boots()) : node.config().engine.mac);
+}
+
+}  // namespace millrace::sim
