@@ -1,0 +1,62 @@
+// A star of many fast hosts against the closed form. Everything is in virtual time, so the figures are the
+// same on any machine; only the wall time is the machine's.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "tests/sim/job.h"
+
+namespace millrace::sim {
+namespace {
+
+// What one all-reduce of `bytes` must take when the window never closes: the busier direction of a host's
+// link, that of the results, carries all of the buffer in frames of `mtu` payload bytes, each with Ethernet
+// (14 bytes), IPv4, UDP, BTH, RETH and ICRC (20 + 8 + 12 + 16 + 4) and 24 bytes of FCS, preamble and gap;
+// before it, the first chunk crosses the other direction; and both wires delay what crosses them.
+double closed_form_us(double bytes, double mtu, double gbit, double delay_us) {
+  const double header = 14 + 20 + 8 + 12 + 16 + 4 + 24;
+  const double per_byte_us = 8e-3 / gbit;
+  const double results = bytes / mtu * (mtu + header) * per_byte_us;
+  return results + (mtu + header) * per_byte_us + 2 * delay_us;
+}
+
+void run_star(uint64_t bytes) {
+  const auto wall = std::chrono::steady_clock::now();
+  ClusterConfig cc;
+  cc.hosts = 256;
+  cc.wire.gbit = 400;
+  cc.wire.delay = std::chrono::microseconds(1);
+  cc.engine.memory_limit = 1u << 30;
+  Group g(cc);
+  Job job;
+  job.count = bytes / 4;
+  job.prepare(cc.hosts);
+  const Time start = g.cluster.now();
+  g.submit(job);
+  ASSERT_TRUE(g.cluster.run([&] { return job.done(); }));
+  const double us = static_cast<double>((g.cluster.now() - start).count()) / 1e3;
+  const double ideal = closed_form_us(static_cast<double>(bytes), cc.engine.mtu, cc.wire.gbit, 1);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - wall;
+  std::printf(
+      "256 hosts at 400 Gb/s, %llu B: %.1f us, closed form %.1f us, ratio %.3f; %llu frames, %.1f s of "
+      "wall\n",
+      static_cast<unsigned long long>(bytes), us, ideal, us / ideal,
+      static_cast<unsigned long long>(g.cluster.wire().frames), took.count());
+  EXPECT_LT(us, 1.10 * ideal);
+  EXPECT_GE(us, ideal);
+  for (uint16_t r = 0; r < cc.hosts; r += 85)
+    for (size_t i = 0; i < job.count; i += 997) {
+      int sum = 0;
+      for (uint16_t k = 0; k < cc.hosts; k++) sum += value_of(job.seed, k, i);
+      float got;
+      std::memcpy(&got, job.operation[r]->recv + i * 4, 4);
+      ASSERT_EQ(got, static_cast<float>(sum)) << r << " " << i;
+    }
+}
+
+TEST(Scale, AStarOf256HostsComesWithinATenthOfTheClosedFormAtOneMiB) { run_star(1u << 20); }
+TEST(Scale, AStarOf256HostsComesWithinATenthOfTheClosedFormAtFourMiB) { run_star(4u << 20); }
+
+}  // namespace
+}  // namespace millrace::sim
