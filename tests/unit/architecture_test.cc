@@ -65,4 +65,25 @@ TEST(Architecture, RoomsIncludeOnlyWhatTheirArrowsAllow) {
   EXPECT_GT(files, 40u);
 }
 
+// The simulator's model NIC is of use because it was written apart: plain values, the seam and the messages
+// of the protocol are all that it shares with what it is tested against.
+TEST(Architecture, TheModelNicSharesNoTransport) {
+  const fs::path root = MILLRACE_SOURCE_ROOT;
+  const std::set<std::string> shared = {"roce/types.h", "host/transport.h", "aggregation/protocol.h",
+                                        "tools/sim/nic.h"};
+  size_t files = 0;
+  for (const auto& entry : fs::directory_iterator(root / "tools/sim")) {
+    if (entry.path().filename().string().rfind("nic_", 0) != 0) continue;
+    files++;
+    std::ifstream in(entry.path());
+    for (std::string line; std::getline(in, line);) {
+      if (line.rfind("#include \"", 0) != 0) continue;
+      const std::string target = line.substr(10, line.find('"', 10) - 10);
+      EXPECT_TRUE(shared.contains(target) || target.rfind("tools/sim/nic_", 0) == 0)
+          << entry.path() << " must not include " << target;
+    }
+  }
+  EXPECT_GT(files, 5u);
+}
+
 }  // namespace
