@@ -246,6 +246,29 @@ TEST(NicModel, IsConnectedThoughEveryRtuIsLost) {
   rig.close();
 }
 
+// Although it is called only every 100 ns, and a packet takes 84: the line never waits for the NIC.
+TEST(NicModel, FillsItsLine) {
+  RigConfig c;
+  c.turn = Time(100);
+  c.weather.gbit = 400;
+  c.adjust = [](uint16_t, NicConfig&, NicQuirks& q) { q = {}; };
+  Rig rig(c);
+  const auto comms = rig.join_all();
+  Sum sum;
+  sum.count = 1 << 20;
+  sum.prepare(2);
+  const Time begun = rig.now();
+  for (uint16_t r = 0; r < 2; r++)
+    comms[r]->submit(sum.operation[r].get(), rig.now()), rig.host(r).touched = true;
+  ASSERT_TRUE(rig.run([&] { return sum.done(); }));
+  sum.check();
+  // 4 MiB in packets of 4096 with 98 bytes around each (with RETH, FCS, preamble, gap), and 4 µs of way.
+  const double ideal_ns = 1024 * (4096 + 98) * 8 / 400.0;
+  EXPECT_GT(static_cast<double>((rig.now() - begun).count()), ideal_ns);
+  EXPECT_LT(static_cast<double>((rig.now() - begun).count()), ideal_ns * 1.03 + 4000);
+  rig.close();
+}
+
 // --- what fails ---
 
 TEST(NicModel, ASwitchThatDisappearsIsUnreachable) {

@@ -38,6 +38,7 @@ struct RigConfig {
   uint64_t seed = 1;
   uint16_t hosts = 2;
   bool ipv6 = false;
+  Time turn{1};  // everybody acts at multiples of this only
   Weather weather;
   aggregation::EngineConfig engine;
   std::function<void(uint16_t host, NicConfig&, NicQuirks&)> adjust = [](uint16_t, NicConfig&, NicQuirks&) {};
@@ -233,6 +234,7 @@ class Rig {
       return false;
     }
     now_ = next > now_ ? next : now_ + Time(100);  // time never stands still
+    now_ += (config_.turn - now_ % config_.turn) % config_.turn;
     FrameList in, out;
     for (; !flights_.empty() && flights_.top().at <= now_; flights_.pop()) {
       const Flight& f = flights_.top();

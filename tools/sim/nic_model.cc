@@ -569,8 +569,9 @@ Time NicModel::Impl::due(const Link& l) const {
       return std::min(l.due, l.started + l.request.connect_timeout);
     case State::kConnected: {
       Time t = std::min(l.qp->next_deadline(), l.cm->next_deadline());
-      // What has its time may still wait for the line.
-      if (l.qp->ready_at() != kNever) t = std::min(t, std::max(l.qp->ready_at(), port_free));
+      // What has its time may still wait for the line, which must not run dry until we are called again.
+      if (l.qp->ready_at() != kNever)
+        t = std::min(t, std::max(l.qp->ready_at(), port_free) - quirks.pace_ahead / 2);
       const Time owed = l.qp->owed_since();
       return std::min(
           t, owed == kNever ? l.qp->heard() + kProbeAfter : std::max(owed, l.qp->heard()) + kPeerDead);

@@ -21,6 +21,10 @@ class NicModel final : public Nic {
   NicModel(const NicConfig& config, const NicQuirks& quirks);
   ~NicModel() override;
   static std::unique_ptr<Nic> make(const NicConfig& config) { return std::make_unique<NicModel>(config); }
+  // One that does everything at once and asks for nothing twice, for figures.
+  static std::unique_ptr<Nic> make_plain(const NicConfig& config) {
+    return std::make_unique<NicModel>(config, NicQuirks{});
+  }
 
   void receive(std::span<const uint8_t> frame, Time now) override;
   void poll(Time now, FrameSink& out) override;

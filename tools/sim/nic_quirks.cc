@@ -29,7 +29,7 @@ NicQuirks draw_quirks(uint64_t seed) {
   q.migrated = dice.one_in(2);
   q.solicited = dice.one_in(4);
   q.traffic_class = static_cast<uint8_t>(pick(0x00, 0x02, 0x6A));
-  q.pace_ahead = Time(pick(0, 500, 4'000));
+  q.pace_ahead = Time(pick(500, 1'000, 4'000));
   q.dcqcn = !dice.one_in(4);
   q.cm_timeout = static_cast<uint8_t>(pick(16, 17, 17, 18, 20));
   q.flow_label = !dice.one_in(3);

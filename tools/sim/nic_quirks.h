@@ -42,7 +42,7 @@ struct NicQuirks {
   uint32_t in_flight_max = 1024;   // packets
   bool migrated = true, solicited = false;
   uint8_t traffic_class = 0;  // of data; ECT makes switches mark instead of drop
-  Time pace_ahead{0};         // how far before its time a packet may be handed to the wire
+  Time pace_ahead{500};       // how far before its time a packet may be handed to the wire
   bool dcqcn = true;
 
   // Connection manager.
