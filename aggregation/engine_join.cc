@@ -175,7 +175,6 @@ void Engine::Impl::admit(const roce::CmEvent& request, const JoinRequest& j, Tim
   qc.local = Qpn{next_qpn};
   qc.wire.path = request.path;
   qc.wire.path.src_port = roce::flow_source_port(qc.local, request.remote.qpn);
-  qc.wire.path.tos = 0;
   qc.wire.remote_qpn = request.remote.qpn;
   qc.expected_psn = first_psn;
   qc.requester.first_psn = request.remote.first_psn;

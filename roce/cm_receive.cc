@@ -31,6 +31,7 @@ Path reply_path(const Packet& p) {
 Path connection_path(const Packet& p, const ReqMessage& m) {
   Path path = reply_path(p);
   path.tos = m.primary.traffic_class;
+  if ((path.tos & 3) == 3) path.tos &= 0xFC;  // nobody may ask for packets that are marked from the start
   path.src_port = m.primary.flow_label != 0 ? flow_label_port(m.primary.flow_label)
                                             : flow_source_port(kGsiQpn, m.local_qpn);
   return path;

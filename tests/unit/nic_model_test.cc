@@ -629,14 +629,17 @@ TEST(NicModel, MarksSlowItDownAndItRecovers) {
   Sum sum;
   sum.count = 1'000'000;
   sum.submit(rig, comms);
-  ASSERT_TRUE(rig.run([&] { return sum.done(); }));
+  double slowest = 100;
+  ASSERT_TRUE(rig.run([&] {
+    slowest = std::min(slowest, rig.host(0).model->gbit(1, rig.now()));  // link 1 is the only one
+    return sum.done();
+  }));
   sum.check();
   const QueuePairCounts n = rig.host(0).model->counts();
   EXPECT_GT(n.cnps_received, 5u);
   EXPECT_LE(n.cnps_received, rig.engine().counters().cnps_sent);
-  EXPECT_EQ(n.cnps_sent, 0u) << "the switch's packets are not ECN-capable";
-  // Link 1 is the only one.
-  EXPECT_LT(rig.host(0).model->gbit(1, rig.now()), 60);
+  EXPECT_GT(n.cnps_sent, 5u) << "results are in the class that the host asked for, and so can be marked";
+  EXPECT_LT(slowest, 60);
   rig.weather().mark = 0;
   rig.run_for(milliseconds(200));
   EXPECT_EQ(rig.host(0).model->gbit(1, rig.now()), 100);
