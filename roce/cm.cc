@@ -75,7 +75,8 @@ size_t CmRemoteKeyHash::operator()(const CmRemoteKey& key) const {
 CmAgent::Impl::Impl(const CmConfig& agent_config, FramePool& frames, CmCounters& counts)
     : config(agent_config), pool(frames), counters(counts) {
   validate(config);
-  std::mt19937_64 random(config.seed ^ config.ca_guid);
+  // Mixed so that no relation between the two cancels out: IDs must differ from boot to boot.
+  std::mt19937_64 random(config.seed * 0x9E3779B97F4A7C15ull + config.ca_guid);
   transaction_high = random() << 32;
   id_mask = static_cast<uint32_t>(random());
   next_id = static_cast<uint32_t>(random());
@@ -347,7 +348,12 @@ void CmAgent::confirm(CmId id, Time, FrameList& out) {
   impl_->send_answer(*c, {{.transaction_id = c->transaction_id}, m}, out);
 }
 
-void CmAgent::disconnect(CmId id, Time now, FrameList& out) {
+void CmAgent::redirect(CmId id, const MacAddress& next_hop) {
+  Connection* c = impl_->find(id.value);
+  if (c != nullptr && c->state == CmState::kReqSent) c->path.dst_mac = next_hop;
+}
+
+void CmAgent::disconnect(CmId id, Time now, FrameList& out, std::span<const uint8_t> why) {
   Connection* c = impl_->find(id.value);
   if (c == nullptr || c->state == CmState::kResting || c->state == CmState::kDreqSent) return;
   if (c->state == CmState::kEstablished) {
@@ -364,7 +370,7 @@ void CmAgent::disconnect(CmId id, Time now, FrameList& out) {
   if (c->state == CmState::kReqReceived) answered = CmAnswered::kReq;
   if (c->state == CmState::kRepReceived) answered = CmAnswered::kRep;
   if (c->state == CmState::kReqSent) reason = RejectReason::kTimeout;  // the peer's ID is not known yet
-  impl_->refuse(*c, answered, reason, {}, now, out);
+  impl_->refuse(*c, answered, reason, why, now, out);
 }
 
 size_t CmAgent::connections() const { return impl_->connections.size() - impl_->resting.size(); }

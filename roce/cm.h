@@ -87,14 +87,16 @@ struct CmEvent {
 };
 
 // Names of the agent's counters; the name is also the drop's.
-#define MILLRACE_CM_COUNTERS(X)                                                                       \
-  X(mads_received)                                                                                    \
-  X(mads_sent)                                                                                        \
-  X(req_received)                                                                                     \
-  X(req_repeated)                                                                                     \
-  X(rep_repeated)                                                                                     \
-  X(rej_sent) X(rej_repeated) X(mra_received) X(mra_sent) X(dreq_received) X(dreq_unknown) X(retries) \
-      X(bad_qkey) X(bad_mad) X(unknown_id) X(stale_replaced) X(half_open_refused) X(send_failed)
+#define MILLRACE_CM_COUNTERS(X)                                                                  \
+  X(mads_received)                                                                               \
+  X(mads_sent)                                                                                   \
+  X(req_received)                                                                                \
+  X(req_repeated)                                                                                \
+  X(rep_repeated)                                                                                \
+  X(rej_sent)                                                                                    \
+  X(rej_repeated)                                                                                \
+  X(mra_received) X(mra_sent) X(dreq_received) X(dreq_unknown) X(retries) X(bad_qkey) X(bad_mad) \
+      X(unknown_id) X(stale_replaced) X(half_open_refused) X(send_failed)
 struct CmCounters {
 #define X(n) uint64_t n = 0;
   MILLRACE_CM_COUNTERS(X)
@@ -141,9 +143,12 @@ class CmAgent {
   // After kReply: sends RTU, and again whenever the REP is repeated.
   void confirm(CmId id, Time now, FrameList& out);
 
-  // Either side: DREQ until DREP, then kClosed. Of a connection not yet established: REJ or silence, then
-  // kClosed.
-  void disconnect(CmId id, Time now, FrameList& out);
+  // Active side, before the REP: what is repeated from now on goes by another neighbour.
+  void redirect(CmId id, const MacAddress& next_hop);
+
+  // Either side: DREQ until DREP, then kClosed. Of a connection not yet established: REJ, with `why` as its
+  // private data, or silence, then kClosed.
+  void disconnect(CmId id, Time now, FrameList& out, std::span<const uint8_t> why = {});
 
   size_t connections() const;  // those not finished
   size_t records() const;      // entries of every table, resting connections included; 0 when nothing is left
