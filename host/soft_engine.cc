@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <map>
 #include <random>
 #include <unordered_map>
 
@@ -17,6 +18,9 @@ namespace {
 
 constexpr uint32_t kPacketsPerTurn = 64;
 constexpr Time kResolveEvery = milliseconds(5);
+// While no answer comes, the way is asked for again: a switch that was restarted may have another MAC
+// address.
+constexpr Time kResolveAgain = milliseconds(1000);
 
 roce::CmConfig cm_config(const SoftConfig& c) {
   roce::CmConfig cm;
@@ -34,7 +38,7 @@ struct SoftEngine::Impl {
     LinkId id = 0;
     State state = State::kResolving;
     ConnectRequest request;
-    Time started{}, resolve_at{};
+    Time started = kNever, resolve_at{};  // from the first poll on: connect() is told no time
     Qpn qpn;
     Psn first_psn;  // where the switch shall begin
     roce::CmId cm{};
@@ -60,6 +64,7 @@ struct SoftEngine::Impl {
   bool write(Link& link, const roce::Packet& packet);
   void handle_cm_events(FrameList& out);
   void try_resolve(Link& link, FrameList& out);
+  void resolve_again(Link& link);
   void poll(Time t, FrameList& out);
   void fail(Link& link, LinkError error, const std::string& text);
   void drop_link(Link& link, FrameList& out);
@@ -73,7 +78,7 @@ struct SoftEngine::Impl {
   roce::CmAgent cm;
   roce::Crc32Combine combine;
   std::mt19937_64 random;
-  std::unordered_map<LinkId, std::unique_ptr<Link>> links;
+  std::map<LinkId, std::unique_ptr<Link>> links;  // in an order that is the same in every run
   std::unordered_map<uint32_t, Link*> by_qpn, by_cm;
   std::unordered_map<uint32_t, Region> regions;  // by rkey
   std::vector<Completion> completions;
@@ -291,6 +296,14 @@ void SoftEngine::Impl::try_resolve(Link& link, FrameList& out) {
   link.cm = cm.connect(*path, roce::tcp_service_id(link.request.port), local, port, data, now, out);
   by_cm[link.cm.value] = &link;
   link.state = State::kConnecting;
+  link.resolve_at = now + kResolveAgain;
+}
+
+void SoftEngine::Impl::resolve_again(Link& link) {
+  std::string why;
+  if (const auto path = resolver.resolve(link.request.switch_address, why))
+    cm.redirect(link.cm, path->dst_mac);
+  link.resolve_at = now + kResolveAgain;
 }
 
 // Forgets the queue pair at once; a connection that exists is taken down by the CM in the background.
@@ -310,6 +323,7 @@ void SoftEngine::Impl::poll(Time t, FrameList& out) {
   handle_cm_events(out);
   work = false;
   for (auto& [id, link] : links) {
+    if (link->started == kNever) link->started = now;
     if (link->state == State::kResolving && now >= link->resolve_at) {
       try_resolve(*link, out);
     } else if (link->state == State::kConnecting && now - link->started >= link->request.connect_timeout) {
@@ -318,6 +332,8 @@ void SoftEngine::Impl::poll(Time t, FrameList& out) {
                std::to_string(
                    std::chrono::duration_cast<milliseconds>(link->request.connect_timeout).count()) +
                " ms: is millrace-switch running there, and does its port match?");
+    } else if (link->state == State::kConnecting && now >= link->resolve_at) {
+      resolve_again(*link);
     } else if (link->state == State::kConnected) {
       roce::QueuePair& qp = *link->qp;
       if (now >= qp.next_deadline()) {
@@ -358,7 +374,7 @@ Time SoftEngine::next_deadline() const {
   for (const auto& [id, link] : impl_->links) {
     if (link->state == Impl::State::kResolving) t = std::min(t, link->resolve_at);
     if (link->state == Impl::State::kConnecting)
-      t = std::min(t, link->started + link->request.connect_timeout);
+      t = std::min({t, link->resolve_at, link->started + link->request.connect_timeout});
     if (link->state == Impl::State::kConnected) t = std::min(t, link->qp->next_deadline());
   }
   return t;
@@ -370,7 +386,6 @@ LinkId SoftEngine::connect(const ConnectRequest& request) {
   auto link = std::make_unique<Impl::Link>();
   link->id = impl_->next_link++;
   link->request = request;
-  link->started = link->resolve_at = impl_->now;
   // Send queue 2 × window + 2 segments.
   link->headers.resize(2u * request.window + 2);
   const LinkId id = link->id;

@@ -21,7 +21,8 @@ struct SoftConfig {
   std::optional<uint32_t> first_psn;
 };
 
-// What SoftEngine needs to know to reach an address: asked once per connect.
+// What SoftEngine needs to know to reach an address: asked when a connect begins, and each second until the
+// switch has answered.
 class Resolver {
  public:
   virtual ~Resolver() = default;
