@@ -196,22 +196,29 @@ void Engine::Impl::tick_group(Group& g, Time now) {
   }
 }
 
+void Engine::Impl::tick_link(Link& link, Time now) {
+  if (link.disconnected) return;  // it has said goodbye and owes nothing
+  if (now >= link.qp.next_deadline()) {
+    if (link.qp.dead(now) && link.group->state != Group::State::kFailed)
+      lost(link,
+           "has not acknowledged anything for " +
+               std::to_string(std::chrono::duration_cast<std::chrono::seconds>(config.peer_dead).count()) +
+               " s",
+           now);
+    link.qp.tick(now);
+    if (link.qp.wants_to_emit()) queue(link);
+  }
+  const Time deadline = link.qp.next_deadline();
+  if (deadline > now) next_tick = std::min(next_tick, deadline);
+}
+
 void Engine::Impl::tick(Time now) {
   next_tick = groups.empty() ? kNever : now + kGroupTick;
-  for (auto& [qpn, link] : by_qpn) {
-    if (link->disconnected) continue;  // it has said goodbye and owes nothing
-    if (now >= link->qp.next_deadline()) {
-      if (link->qp.dead(now) && link->group->state != Group::State::kFailed)
-        lost(*link,
-             "has not acknowledged anything for " +
-                 std::to_string(std::chrono::duration_cast<std::chrono::seconds>(config.peer_dead).count()) +
-                 " s",
-             now);
-      link->qp.tick(now);
-      if (link->qp.wants_to_emit()) queue(*link);
-    }
-    const Time deadline = link->qp.next_deadline();
-    if (deadline > now) next_tick = std::min(next_tick, deadline);
+  for (auto& [id, group] : groups) {
+    for (auto& m : group->members)
+      if (m)
+        for (auto& l : m->links)
+          if (l) tick_link(*l, now);
   }
   for (auto& [id, group] : groups) {
     tick_group(*group, now);
@@ -364,5 +371,6 @@ Counters Engine::counters() const { return impl_->totals(); }
 const roce::CmCounters& Engine::cm_counters() const { return impl_->cm.counters(); }
 uint64_t Engine::memory_reserved() const { return impl_->memory; }
 size_t Engine::queue_pairs() const { return impl_->by_qpn.size(); }
+size_t Engine::cm_records() const { return impl_->cm.records(); }
 
 }  // namespace millrace::aggregation

@@ -98,6 +98,7 @@ class Engine {
   const roce::CmCounters& cm_counters() const;
   uint64_t memory_reserved() const;  // bytes, ≤ memory_limit; 0 without groups
   size_t queue_pairs() const;
+  size_t cm_records() const;  // resting ones included; 0 when nothing is left
 
  private:
   struct Impl;

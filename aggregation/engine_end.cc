@@ -56,6 +56,7 @@ void Engine::Impl::fail(Group& g, Code code, std::vector<uint16_t> ranks, const 
   if (g.state == Group::State::kFailed) return;
   g.state = Group::State::kFailed;
   g.reason = text;
+  g.code = code;
   g.gone_at = now + kGoneAfter;
   if (g.in_table) table.erase(g.key);
   g.in_table = false;
@@ -185,7 +186,8 @@ void Engine::Impl::bury(Time now, FrameList& out) {
       if (!m) continue;
       for (auto& l : m->links) {
         if (!l) continue;
-        if (!l->disconnected) cm.disconnect(l->cm, now, out);
+        // Whoever is not connected yet, so that no terminal message reaches it, learns it by the REJ.
+        if (!l->disconnected) cm.disconnect(l->cm, now, out, encode(JoinReject{g.code, 0, g.reason}));
         add_counts(l->qp, counters);
         by_qpn.erase(l->qp.local().value);
         by_cm.erase(l->cm.value);

@@ -19,6 +19,7 @@ struct Engine::Impl {
   Time next_deadline() const;
   void handle_cm_events(Time now, FrameList& out);
   void tick(Time now);
+  void tick_link(Link& link, Time now);
   void tick_group(Group& group, Time now);
   void queue(Link& link);  // has something to send
   static void forget_completions(Link& link);
@@ -64,8 +65,8 @@ struct Engine::Impl {
   Counters counters;  // without what the queue pairs count themselves
   std::mt19937_64 random;
   uint32_t next_qpn, next_group;
-  std::unordered_map<uint32_t, std::unique_ptr<Group>> groups;  // by id
-  std::map<GroupKey, Group*> table;                             // those that can be joined
+  std::map<uint32_t, std::unique_ptr<Group>> groups;  // by id, in an order that is the same in every run
+  std::map<GroupKey, Group*> table;                   // those that can be joined
   std::unordered_map<uint32_t, Link*> by_qpn, by_cm;
   uint64_t memory = 0;
   // Joins of a rank that is taken: the old connection is probed meanwhile.

@@ -178,9 +178,11 @@ void Communicator::Impl::link_error(Stripe& stripe, const Completion& c, Time no
     return;
   }
   stripe.closed = true;
-  fail(c.error == LinkError::kRefused && c.code != Code{}
-           ? status_of(c.code) == MR_ERR_LATE ? MR_ERR_LATE : MR_ERR_REFUSED
-           : status_of(c.error),
+  // A refusal may come of the group's end while it was joined: then its code says why, as a terminal message
+  // does.
+  const bool code = c.error == LinkError::kRefused && c.code != Code{};
+  fail(code ? c.code == Code::kShuttingDown || c.code == Code::kBreach ? MR_ERR_REFUSED : status_of(c.code)
+            : status_of(c.error),
        c.text, now);
 }
 
