@@ -50,7 +50,7 @@ class Fabric {
   // Another boot: everything of it is new but its addresses; `new_mac` too.
   void restart_switch(uint16_t s, bool new_mac);
   static MacAddress switch_mac(uint16_t s, uint64_t boot = 0) {
-    return {{2, 0, 0, static_cast<uint8_t>(boot), static_cast<uint8_t>(s), 1}};
+    return {{2, 0x53, 0, static_cast<uint8_t>(boot), static_cast<uint8_t>(s), 1}};
   }
   static MacAddress host_mac(uint16_t i) {
     return {{2, 0, 0, 1, static_cast<uint8_t>(i >> 8), static_cast<uint8_t>(i)}};

@@ -12,7 +12,8 @@ NicConfig nic_config(const HostConfig& c, uint64_t seed) {
   NicConfig n;
   n.mac = c.stack.mac;
   n.addresses = {c.stack.ip4, c.stack.ip6};
-  n.seed = n.ca_guid = seed;
+  n.seed = seed;
+  n.ca_guid = seed ^ 0x5a5a5a5a5a5a5a5aull;
   n.first_psn = c.first_psn;
   n.gbit = c.gbit;
   return n;
@@ -83,6 +84,7 @@ void Host::run(Time now) {
     nic_->poll(now, *this);
   }
   stack_.poll(*this);
+  if (after_turn) after_turn(now);
 }
 
 Time Host::next_deadline() const {

@@ -45,6 +45,8 @@ class Host final : public Node, private FrameSink {
   const HostConfig& config() const { return config_; }
   const IpAddress& address(bool v6) const { return v6 ? config_.stack.ip6 : config_.stack.ip4; }
   Stack& stack() { return stack_; }
+  // Called after each turn of a host that has not crashed.
+  std::function<void(Time now)> after_turn;
   uint64_t foreign_frames() const { return foreign_; }  // flooded to it, not addressed to it
 
  private:

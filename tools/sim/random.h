@@ -9,7 +9,8 @@ namespace millrace::sim {
 // splitmix64 (Steele, Lea, Flood 2014).
 class Random {
  public:
-  explicit Random(uint64_t seed) : state_(seed) {}
+  // Seeds that differ a little give sequences that differ wholly.
+  explicit Random(uint64_t seed) : state_(seed) { state_ = next() ^ seed << 32; }
   uint64_t next() {
     uint64_t z = state_ += 0x9E3779B97F4A7C15ull;
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;

@@ -97,7 +97,7 @@ std::optional<Resolved> Stack::resolve(const IpAddress& to, Time now) {
   if (!near && !gateway) return std::nullopt;
   const IpAddress& hop = near ? to : *gateway;
   Neighbour& n = neighbours_[hop];
-  const bool stale = !n.mac || (n.heard != kNever && now - n.heard >= kFresh);
+  const bool stale = !n.mac || now - n.heard >= kFresh;
   if (stale && (n.asked == Time{} || now - n.asked >= kAskEvery)) {
     n.asked = std::max(now, Time(1));
     ask(hop);

@@ -21,7 +21,7 @@ struct StackConfig {
 class Stack {
  public:
   explicit Stack(const StackConfig& config) : config_(config) {
-    for (const auto& [ip, mac] : config_.known) neighbours_[ip] = {mac, Time{}, kNever};
+    for (const auto& [ip, mac] : config_.known) neighbours_[ip] = {mac, Time{}, Time{}};
   }
 
   // True: the frame was the stack's. Answers leave at the next poll().
@@ -36,7 +36,7 @@ class Stack {
   struct Neighbour {
     std::optional<MacAddress> mac;
     Time asked{};
-    Time heard{};  // kNever: for good
+    Time heard{};
   };
   void hear(const IpAddress& ip, const MacAddress& mac, bool may_add, Time now);
   bool receive_arp(std::span<const uint8_t> f, Time now);

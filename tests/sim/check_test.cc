@@ -1,0 +1,338 @@
+// The checkers notice: each is shown a doctored stream of events and must complain, and the same stream
+// undoctored, and must not.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "roce/build.h"
+#include "tools/sim/check/books_check.h"
+#include "tools/sim/check/memory_check.h"
+#include "tools/sim/check/outcome_check.h"
+#include "tools/sim/check/sum_check.h"
+#include "tools/sim/check/wire_check.h"
+#include "tools/sim/cluster.h"
+
+namespace millrace::sim {
+namespace {
+
+using namespace check;
+using Bytes = std::vector<uint8_t>;
+
+// A conversation that really took place, as recorded from the wires of two hosts.
+struct Event {
+  int64_t at;
+  bool arrives, from_switch;
+  Bytes bytes;
+};
+
+class Recorder final : public Observer {
+ public:
+  std::vector<Event> events;
+  void sent(Time at, uint32_t node, uint32_t, std::span<const uint8_t> f, Fate) override {
+    events.push_back({at.count(), false, node == 0, {f.begin(), f.end()}});
+  }
+  void arrived(Time at, uint32_t node, uint32_t, std::span<const uint8_t> f) override {
+    events.push_back({at.count(), true, node != 0, {f.begin(), f.end()}});
+  }
+};
+
+constexpr size_t kBth = 42;  // of an IPv4 frame
+
+class WireStream : public testing::Test {
+ protected:
+  static std::vector<Event> record() {
+    ClusterConfig cc;
+    cc.engine.mtu = 1024;
+    cc.engine.segment_bytes = 2 * 1024 - 64;
+    cc.engine.window = 2;
+    Cluster c(cc);
+    Recorder recorder;
+    c.fabric().network().add_observer(recorder);
+    host::Communicator* comms[2];
+    for (uint16_t r = 0; r < 2; r++) {
+      auto config = c.communicator(r, 2);
+      config.stripes = 2;
+      comms[r] = &c.host(r).join(config);
+    }
+    std::vector<float> data[2] = {std::vector<float>(6000, 1), std::vector<float>(6000, 2)};
+    host::Operation op[2];
+    for (uint16_t r = 0; r < 2; r++) {
+      op[r].op = aggregation::ReduceOp::kSum;
+      op[r].type = aggregation::DataType::kF32;
+      op[r].send = op[r].recv = reinterpret_cast<uint8_t*>(data[r].data());
+      op[r].bytes = 24000;
+      comms[r]->submit(&op[r], c.now());
+    }
+    EXPECT_TRUE(c.run([&] { return op[0].done && op[1].done; }));
+    c.fabric().at(0).act([](switching::Pipeline& p, Time now, FrameList& out) {
+      p.abort_group(p.engine().groups(now)[0].id, "enough", now, out);
+    });
+    c.run_for(std::chrono::milliseconds(200));
+    return std::move(recorder.events);
+  }
+  // What the checker says of the events.
+  static std::string judge(const std::vector<Event>& events) {
+    Violations v;
+    WireCheck w(v);
+    for (const Event& e : events) e.arrives ? w.arrived(e.at, e.bytes) : w.sent(e.at, e.bytes, e.from_switch);
+    w.finish(events.back().at, false);
+    std::string all;
+    for (const std::string& t : v.texts()) all += t + "\n";
+    return all;
+  }
+  static void seal(Bytes& b) {
+    const uint32_t crc = compute_icrc(b, 14, b.size() - 4);
+    for (size_t i = 0; i < 4; i++) b[b.size() - 4 + i] = static_cast<uint8_t>(crc >> 8 * i);
+  }
+  static bool is(const Event& e, bool from_switch, uint8_t opcode) {
+    return !e.arrives && e.from_switch == from_switch && e.bytes.size() > kBth + 12 && e.bytes[12] == 8 &&
+           e.bytes[13] == 0 && e.bytes[kBth] == opcode;
+  }
+  // Changes the n-th frame of an opcode that was sent, and seals it again.
+  static std::vector<Event> doctored(bool from_switch, uint8_t opcode, int n,
+                                     const std::function<void(Bytes&)>& what, bool sealed = true) {
+    std::vector<Event> events = record();
+    for (Event& e : events)
+      if (is(e, from_switch, opcode) && n-- == 0) {
+        what(e.bytes);
+        if (sealed) seal(e.bytes);
+        return events;
+      }
+    ADD_FAILURE() << "no such frame";
+    return events;
+  }
+  static std::vector<Event> without(const std::function<bool(const Event&)>& which) {
+    std::vector<Event> events = record();
+    std::erase_if(events, which);
+    return events;
+  }
+};
+
+TEST_F(WireStream, AnHonestOneIsFine) { EXPECT_EQ(judge(record()), ""); }
+
+TEST_F(WireStream, AWrongIcrcIsSeen) {
+  EXPECT_NE(judge(doctored(
+                      true, 0x0A, 3, [](Bytes& b) { b[70] ^= 1; }, false))
+                .find("a wrong ICRC"),
+            std::string::npos);
+}
+TEST_F(WireStream, APsnThatJumpsIsSeen) {
+  EXPECT_NE(judge(doctored(false, 0x02, 1, [](Bytes& b) { b[kBth + 11]++; })).find("is next"),
+            std::string::npos);
+}
+TEST_F(WireStream, AResultRepeatedWithOtherBytesIsSeen) {
+  std::vector<Event> events = record();
+  for (size_t i = 0; i < events.size(); i++) {
+    if (!is(events[i], true, 0x0A)) continue;
+    Event again = events[i];
+    again.bytes[kBth + 40] ^= 4;
+    seal(again.bytes);
+    events.insert(events.begin() + static_cast<ptrdiff_t>(i) + 1, again);
+    break;
+  }
+  EXPECT_NE(judge(events).find("repeated with other bytes"), std::string::npos);
+}
+TEST_F(WireStream, AWrongMsnIsSeen) {
+  EXPECT_NE(judge(doctored(true, 0x11, 2, [](Bytes& b) { b[kBth + 15]++; })).find("MSN"), std::string::npos);
+}
+TEST_F(WireStream, AnAcknowledgementOfWhatHasNotComeIsSeen) {
+  EXPECT_NE(judge(doctored(false, 0x11, 1, [](Bytes& b) { b[kBth + 11] += 3; })).find("has not arrived"),
+            std::string::npos);
+}
+TEST_F(WireStream, AWrongImmediateIsSeen) {
+  EXPECT_NE(judge(doctored(true, 0x0B, 1, [](Bytes& b) { b[kBth + 12 + 16 + 3]++; })).find("immediate"),
+            std::string::npos);
+}
+// One host's segments seem not to have come.
+TEST_F(WireStream, AResultBeforeAMembersPartIsSeen) {
+  const std::string said = judge(without([](const Event& e) {
+    return e.arrives && !e.from_switch && e.bytes.size() > 100 && e.bytes[29] == 2 && e.bytes[kBth] <= 2;
+  }));
+  EXPECT_NE(said.find("has not come"), std::string::npos) << said;
+}
+// The results seem not to have reached a host, and yet it goes on.
+TEST_F(WireStream, AMemberBeyondItsWindowIsSeen) {
+  const std::string said = judge(without([](const Event& e) {
+    return e.arrives && e.bytes.size() > kBth && e.bytes[12] == 8 && e.bytes[kBth] == 0x0B &&
+           e.bytes[33] == 1;
+  }));
+  EXPECT_NE(said.find("a window of 2"), std::string::npos) << said;
+}
+TEST_F(WireStream, ATerminalMessageMissingOnOneStripeIsSeen) {
+  bool done = false;
+  const std::string said = judge(without([&](const Event& e) {
+    const bool terminal = is(e, true, 0x04) && e.bytes[kBth + 12 + 3] == 0x81;
+    return terminal && !std::exchange(done, true);
+  }));
+  EXPECT_NE(said.find("no terminal message"), std::string::npos) << said;
+}
+
+TEST(SumCheck, NamesWhoIsMissingOrTwice) {
+  for (int type = 1; type <= 10; type++) {
+    Reduction r{type, 1, 1001, 5, 7};
+    const Bytes right = expected_result(r);
+    EXPECT_EQ(explain_difference(r, right, right), "");
+    const uint32_t size = element_bytes(type);
+    // Element 10 without rank 3 and with it twice: 2^3 less and more of 31.
+    for (const int sum : {23, 39}) {
+      Bytes wrong = right;
+      auto put = [&](auto v) { std::memcpy(wrong.data() + 10 * size, &v, size); };
+      if (type <= 2) put(static_cast<uint8_t>(sum));
+      if (type == 3 || type == 4) put(int32_t{sum});
+      if (type == 5 || type == 6) put(int64_t{sum});
+      if (type == 7) put(static_cast<_Float16>(sum));
+      if (type == 8) put(static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(sum)) >> 16));
+      if (type == 9) put(static_cast<float>(sum));
+      if (type == 10) put(static_cast<double>(sum));
+      const std::string said = explain_difference(r, right, wrong);
+      EXPECT_NE(said.find(sum < 31 ? "rank 3 is missing" : "rank 3 is counted twice"), std::string::npos)
+          << said;
+    }
+  }
+}
+
+// Of bytes, recomputed here in the plainest way: leaving any rank out changes the result, whatever the
+// operator.
+TEST(SumCheck, AMissingPartShowsInEveryOperator) {
+  for (int op = 1; op <= 4; op++) {
+    const Reduction r{1, op, 64, 4, 3};
+    std::vector<Bytes> part(4, Bytes(64));
+    for (uint32_t k = 0; k < 4; k++) fill_contribution(r, k, part[k].data());
+    auto reduce = [&](uint32_t without) {
+      Bytes out;
+      for (size_t i = 0; i < 64; i++) {
+        unsigned v = op == 2 ? 1 : op == 3 ? 255 : 0;
+        for (uint32_t k = 0; k < 4; k++) {
+          const unsigned x = part[k][i];
+          if (k != without) v = op == 1 ? v + x : op == 2 ? v * x : op == 3 ? std::min(v, x) : std::max(v, x);
+        }
+        out.push_back(static_cast<uint8_t>(v));
+      }
+      return out;
+    };
+    EXPECT_EQ(explain_difference(r, expected_result(r), reduce(4)), "") << op;
+    for (uint32_t k = 0; k < 4; k++)
+      EXPECT_NE(explain_difference(r, expected_result(r), reduce(k)), "") << op;
+  }
+}
+
+class Memory : public testing::Test {
+ protected:
+  Memory() : room(4 * MemoryCheck::kGuard + 200), check(violations) {
+    buffer = check.add(room.data() + MemoryCheck::kGuard, 200, "it");
+    std::fill_n(check.base(buffer), 200, uint8_t{7});
+  }
+  Bytes room;
+  Violations violations;
+  MemoryCheck check;
+  size_t buffer;
+};
+TEST_F(Memory, AnHonestOneIsFine) {
+  check.offered(buffer, false);
+  check.base(buffer)[5] = 1;
+  check.returned(buffer, 0);
+  check.sweep(0);
+  EXPECT_EQ(violations.count(), 0u);
+}
+TEST_F(Memory, AWriteBehindTheEndIsSeen) {
+  check.offered(buffer, false);
+  check.base(buffer)[200] = 1;
+  check.returned(buffer, 0);
+  EXPECT_EQ(violations.count(), 1u);
+}
+TEST_F(Memory, AWriteInFrontIsSeen) {
+  check.base(buffer)[-1] = 1;
+  check.sweep(0);
+  EXPECT_EQ(violations.count(), 1u);
+}
+TEST_F(Memory, AWriteToWhatMayBeReadOnlyIsSeen) {
+  check.offered(buffer, true);
+  check.base(buffer)[17]++;
+  check.returned(buffer, 0);
+  EXPECT_EQ(violations.count(), 1u);
+}
+TEST_F(Memory, AWriteAfterItWasGivenBackIsSeen) {
+  check.offered(buffer, false);
+  check.returned(buffer, 0);
+  check.base(buffer)[100] = 3;
+  check.sweep(0);
+  EXPECT_EQ(violations.count(), 1u);
+}
+
+class Outcome : public testing::Test {
+ protected:
+  Outcome() : check(violations) {
+    check.joined(0, 1, 1);
+    check.submitted(0, 1, 1, 0);
+  }
+  std::string said() { return violations.texts().empty() ? "" : violations.texts()[0]; }
+  Violations violations;
+  OutcomeCheck check;
+};
+TEST_F(Outcome, AnHonestOneIsFine) {
+  check.ended(0, 0, 1, 1, 0, kOk, "");
+  check.over(0, 0, 1, 1, kOk, "");
+  check.joined(0, 1, 2);
+  check.submitted(0, 1, 2, 0);
+  check.excuse(0, {kMemberLost}, {3});
+  check.ended(0, 0, 1, 2, 0, kMemberLost, "rank 3 (10.0.0.4) is gone");
+  check.over(0, 0, 1, 2, kMemberLost, "rank 3 (10.0.0.4) is gone");
+  check.finish(0);
+  EXPECT_EQ(said(), "");
+}
+TEST_F(Outcome, AnOperationThatNeverEndsIsSeen) {
+  check.finish(0);
+  EXPECT_NE(said(), "");
+}
+TEST_F(Outcome, AMemberThatIsNotToldIsSeen) {
+  check.excuse(0, {kMemberLost}, {3});
+  check.over(0, 0, 1, 1, kMemberLost, "rank 3 is gone");
+  EXPECT_NE(said().find("never given back"), std::string::npos) << said();
+}
+TEST_F(Outcome, AnErrorWithoutACauseIsSeen) {
+  check.ended(0, 0, 1, 1, 0, kMemberLost, "rank 3 is gone");
+  EXPECT_NE(said().find("nothing was done to it"), std::string::npos) << said();
+}
+TEST_F(Outcome, AnErrorOfAnotherKindIsSeen) {
+  check.excuse(0, {kAborted}, {});
+  check.ended(0, 0, 1, 1, 0, kProtocol, "a result came out of order");
+  EXPECT_NE(said().find("by what was not done"), std::string::npos) << said();
+}
+TEST_F(Outcome, AnInnocentRankBlamedIsSeen) {
+  check.excuse(0, {kMemberLost}, {3});
+  check.ended(0, 0, 1, 1, 0, kMemberLost, "rank 2 (10.0.0.3) is gone");
+  EXPECT_NE(said().find("blames"), std::string::npos) << said();
+}
+TEST_F(Outcome, AnErrorWithoutASentenceIsSeen) {
+  check.excuse(0, {kAborted}, {});
+  check.ended(0, 0, 1, 1, 0, kAborted, "");
+  EXPECT_NE(said().find("without a sentence"), std::string::npos) << said();
+}
+TEST_F(Outcome, SuccessAfterFailureIsSeen) {
+  check.submitted(0, 1, 1, 1);
+  check.excuse(0, {kAborted}, {});
+  check.ended(0, 0, 1, 1, 0, kAborted, "enough");
+  check.ended(0, 0, 1, 1, 1, kOk, "");
+  EXPECT_NE(said().find("succeeded after"), std::string::npos) << said();
+}
+TEST_F(Outcome, EndingTwiceIsSeen) {
+  check.ended(0, 0, 1, 1, 0, kOk, "");
+  check.ended(0, 0, 1, 1, 0, kOk, "");
+  EXPECT_NE(said().find("ended twice"), std::string::npos) << said();
+}
+
+TEST(Books, LeftoversAndTooMuchAreSeen) {
+  Violations v;
+  BooksCheck b(v);
+  b.held(0, "switch", 10, 10);
+  b.reserved(0, "switch", 5, 5);
+  b.left(0, "frames", 0);
+  EXPECT_EQ(v.count(), 0u);
+  b.held(0, "switch", 11, 10);
+  b.reserved(0, "switch", 6, 5);
+  b.left(0, "frames", 1);
+  EXPECT_EQ(v.count(), 3u);
+}
+
+}  // namespace
+}  // namespace millrace::sim

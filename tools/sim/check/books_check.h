@@ -1,0 +1,44 @@
+// Occupancy within limits while the run goes on, and nothing left of it at its end.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tools/sim/check/violations.h"
+
+namespace millrace::sim::check {
+
+class BooksCheck {
+ public:
+  explicit BooksCheck(Violations& violations) : violations_(violations) {}
+
+  // What a switch holds between two turns, and the most that its groups' windows allow.
+  void held(int64_t at_ns, const std::string& who, uint64_t frames, uint64_t frames_max) {
+    if (frames > frames_peak_) frames_peak_ = frames;
+    if (frames > frames_max && !accused_) {
+      accused_ = true;
+      violations_.add("books", at_ns,
+                      who + " holds " + std::to_string(frames) + " frames, its groups' windows allow " +
+                          std::to_string(frames_max));
+    }
+  }
+  void reserved(int64_t at_ns, const std::string& who, uint64_t memory, uint64_t memory_max) {
+    if (memory > memory_max)
+      violations_.add(
+          "books", at_ns,
+          who + " has promised " + std::to_string(memory) + " bytes of " + std::to_string(memory_max));
+  }
+  // At the end of a run each amount must be 0: frames in a pool, queue pairs, bytes reserved, records.
+  void left(int64_t at_ns, const std::string& what, uint64_t amount) {
+    if (amount != 0)
+      violations_.add("books", at_ns, what + ": " + std::to_string(amount) + " left at the end");
+  }
+  uint64_t frames_peak() const { return frames_peak_; }
+
+ private:
+  Violations& violations_;
+  uint64_t frames_peak_ = 0;
+  bool accused_ = false;
+};
+
+}  // namespace millrace::sim::check

@@ -1,0 +1,63 @@
+#include "tools/sim/check/memory_check.h"
+
+#include <cstring>
+
+#include "tools/sim/check/hash.h"
+
+namespace millrace::sim::check {
+
+namespace {
+constexpr uint8_t kGuardByte = 0x5A, kPaint = 0xEB;
+
+// The first byte that is not `value`, or `bytes`.
+uint64_t first_other(const uint8_t* at, uint64_t bytes, uint8_t value) {
+  if (bytes == 0 || (at[0] == value && std::memcmp(at, at + 1, bytes - 1) == 0)) return bytes;
+  uint64_t i = 0;
+  while (at[i] == value) i++;
+  return i;
+}
+}  // namespace
+
+size_t MemoryCheck::add(uint8_t* base, uint64_t bytes, std::string what) {
+  std::memset(base - kGuard, kGuardByte, kGuard);
+  std::memset(base + bytes, kGuardByte, kGuard);
+  buffers_.push_back({base, bytes, std::move(what)});
+  return buffers_.size() - 1;
+}
+
+void MemoryCheck::offered(size_t buffer, bool constant) {
+  Buffer& b = buffers_[buffer];
+  b.constant = constant;
+  b.painted = false;
+  if (constant) b.snapshot = hash_of({b.base, b.bytes});
+}
+
+void MemoryCheck::judge(Buffer& b, int64_t at_ns) {
+  auto accuse = [&](const std::string& what) {
+    if (!b.accused) violations_.add("memory", at_ns, b.what + ": " + what);
+    b.accused = true;
+  };
+  if (first_other(b.base - kGuard, kGuard, kGuardByte) != kGuard) accuse("written in front of it");
+  if (const uint64_t i = first_other(b.base + b.bytes, kGuard, kGuardByte); i != kGuard)
+    accuse("written " + std::to_string(i) + " bytes behind its end");
+  if (b.painted) {
+    if (const uint64_t i = first_other(b.base, b.bytes, kPaint); i != b.bytes)
+      accuse("written at byte " + std::to_string(i) + " after its operation was over");
+  } else if (b.constant && hash_of({b.base, b.bytes}) != b.snapshot) {
+    accuse("written, though it was given for reading");
+  }
+}
+
+void MemoryCheck::returned(size_t buffer, int64_t at_ns) {
+  Buffer& b = buffers_[buffer];
+  judge(b, at_ns);
+  std::memset(b.base, kPaint, b.bytes);
+  b.constant = false;
+  b.painted = true;
+}
+
+void MemoryCheck::sweep(int64_t at_ns) {
+  for (Buffer& b : buffers_) judge(b, at_ns);
+}
+
+}  // namespace millrace::sim::check

@@ -1,0 +1,244 @@
+#include "tools/sim/check/sum_check.h"
+
+#include <array>
+#include <bit>
+#include <cstring>
+
+namespace millrace::sim::check {
+
+namespace {
+
+enum { kU8 = 1, kI8, kI32, kU32, kI64, kU64, kF16, kBf16, kF32, kF64 };
+enum { kSum = 1, kProd, kMin, kMax };
+
+// Whole numbers up to 2^bits are exact in the type.
+unsigned exact_bits(int type) {
+  static constexpr unsigned bits[] = {0, 8, 7, 31, 32, 63, 64, 11, 8, 24, 53};
+  return bits[type];
+}
+bool is_float(int type) { return type >= kF16; }
+
+uint64_t mix(uint64_t x) {
+  x = (x ^ x >> 32) * 0xD6E8FEB86659FD93ull;
+  x = (x ^ x >> 29) * 0xD6E8FEB86659FD93ull;
+  return x ^ x >> 32;
+}
+uint64_t word_of(const Reduction& r, uint32_t rank, uint64_t block) {
+  return mix(r.seed + (rank + 1) * 0x9E3779B97F4A7C15ull + block * 0xC2B2AE3D27D4EB4Full);
+}
+
+// What a rank contributes: one value where an element is its own to show, else one of 256 by a byte of
+// chance.
+struct Values {
+  std::array<int64_t, 256> own, other;  // by the byte
+  bool census = false;  // a sum's: own in every second element; else where i % world is the rank
+
+  Values(const Reduction& r, uint32_t rank) {
+    census = r.world <= exact_bits(r.type) || !is_float(r.type);
+    for (int64_t byte = 0; byte < 256; byte++) {
+      own[static_cast<size_t>(byte)] = own_value(r, rank, byte);
+      other[static_cast<size_t>(byte)] = random_value(r, rank, byte);
+    }
+  }
+  int64_t at(const Reduction& r, uint32_t rank, uint64_t i, uint64_t word) const {
+    return (is_own(r, rank, i) ? own : other)[word >> 8 * (i % 8) & 0xFF];
+  }
+  bool is_own(const Reduction& r, uint32_t rank, uint64_t i) const {
+    return r.op == kSum ? census && i % 2 == 0 : i % r.world == rank;
+  }
+
+ private:
+  static int64_t shift(const Reduction& r) { return is_float(r.type) ? 7 : 0; }
+  static int64_t own_value(const Reduction& r, uint32_t rank, int64_t byte) {
+    if (r.op == kSum) {
+      const unsigned bits = exact_bits(r.type);
+      return int64_t{1} << rank % (bits < 62 ? bits : 62);
+    }
+    // A factor above 1 and the extreme are one rank's alone: that it is missing shows.
+    if (r.op == kProd) return is_float(r.type) ? int64_t{3} : int64_t{3} + 2 * (rank % 8);
+    return (r.op == kMin ? 1 + byte % 16 : 100 + byte % 16) - shift(r);
+  }
+  static int64_t random_value(const Reduction& r, uint32_t rank, int64_t byte) {
+    if (r.op == kSum) {
+      if (r.world > 16 && (r.type == kF16 || r.type == kBf16)) return 1 + byte % 2;
+      // Never 0, exact in the type, and for 16-bit floats with sums that need rounding.
+      const int64_t magnitude = 1 + byte * (r.type == kF16 ? 8 : element_bytes(r.type) <= 2 ? 1 : 37);
+      return byte & 1 && r.type != kU8 ? -magnitude : magnitude;
+    }
+    // Odd factors above 1 show that one is missing even where the product wraps.
+    if (r.op == kProd)
+      return !is_float(r.type) ? int64_t{3} + 2 * (rank % 8) : byte & 1 ? int64_t{-1} : int64_t{1};
+    return 20 + byte % 64 - shift(r);
+  }
+};
+
+// A whole number as a float of `significand` bits (the hidden one included) and `exponent` bits, rounded to
+// nearest, ties to even.
+uint64_t encode_float(int64_t v, unsigned significand, unsigned exponent) {
+  if (v == 0) return 0;
+  const uint64_t sign = v < 0;
+  uint64_t m = sign ? ~static_cast<uint64_t>(v) + 1 : static_cast<uint64_t>(v);
+  const auto top = static_cast<unsigned>(63 - std::countl_zero(m));
+  uint64_t e = top;
+  if (top >= significand) {
+    const unsigned drop = top + 1 - significand;
+    const uint64_t rest = m & ((uint64_t{1} << drop) - 1), half = uint64_t{1} << (drop - 1);
+    m >>= drop;
+    if (rest > half || (rest == half && (m & 1))) m++;
+    if (m >> significand) m >>= 1, e++;
+  } else {
+    m <<= significand - 1 - top;
+  }
+  const uint64_t bias = (uint64_t{1} << (exponent - 1)) - 1;
+  if (e + bias >= (uint64_t{1} << exponent) - 1)  // infinity
+    return (sign << exponent | ((uint64_t{1} << exponent) - 1)) << (significand - 1);
+  return (sign << exponent | (e + bias)) << (significand - 1) |
+         (m & ((uint64_t{1} << (significand - 1)) - 1));
+}
+
+uint64_t encode(int type, int64_t v) {
+  switch (type) {
+    case kF16:
+      return encode_float(v, 11, 5);
+    case kBf16:
+      return encode_float(v, 8, 8);
+    case kF32:
+      return std::bit_cast<uint32_t>(static_cast<float>(v));
+    case kF64:
+      return std::bit_cast<uint64_t>(static_cast<double>(v));
+    default:
+      return static_cast<uint64_t>(v);
+  }
+}
+
+void put(int type, uint8_t* at, int64_t v) {
+  const uint64_t bits = encode(type, v);
+  std::memcpy(at, &bits, element_bytes(type));  // little-endian, as on the wire
+}
+
+// Integers narrower than 64 bits wrap; what is compared is what is left.
+int64_t wrapped(int type, int64_t v) {
+  switch (type) {
+    case kU8:
+      return static_cast<uint8_t>(v);
+    case kI8:
+      return static_cast<int8_t>(v);
+    case kI32:
+      return static_cast<int32_t>(v);
+    case kU32:
+      return static_cast<uint32_t>(v);
+    default:
+      return v;
+  }
+}
+
+int64_t combine(const Reduction& r, int64_t a, int64_t b) {
+  switch (r.op) {
+    case kSum:
+      return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+    case kProd:
+      return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+    case kMin:
+      return wrapped(r.type, a) < wrapped(r.type, b) ? a : b;
+    default:
+      return wrapped(r.type, a) > wrapped(r.type, b) ? a : b;
+  }
+}
+
+}  // namespace
+
+uint32_t element_bytes(int type) {
+  static constexpr uint32_t bytes[] = {0, 1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
+  return bytes[type];
+}
+
+namespace {
+
+template <uint32_t kSize>
+void fill(const Reduction& r, uint32_t rank, uint8_t* out) {
+  const Values values(r, rank);
+  std::array<uint64_t, 256> own, other;
+  for (size_t i = 0; i < 256; i++) {
+    own[i] = encode(r.type, values.own[i]);
+    other[i] = encode(r.type, values.other[i]);
+  }
+  for (uint64_t i = 0; i < r.count;) {
+    uint64_t word = word_of(r, rank, i / 8);
+    for (const uint64_t end = i + 8; i < end && i < r.count; i++, word >>= 8) {
+      const uint64_t bits = (values.is_own(r, rank, i) ? own : other)[word & 0xFF];
+      std::memcpy(out + i * kSize, &bits, kSize);  // little-endian, as on the wire
+    }
+  }
+}
+
+}  // namespace
+
+void fill_contribution(const Reduction& r, uint32_t rank, uint8_t* out) {
+  switch (element_bytes(r.type)) {
+    case 1:
+      return fill<1>(r, rank, out);
+    case 2:
+      return fill<2>(r, rank, out);
+    case 4:
+      return fill<4>(r, rank, out);
+    default:
+      return fill<8>(r, rank, out);
+  }
+}
+
+std::vector<uint8_t> expected_result(const Reduction& r) {
+  const uint32_t size = element_bytes(r.type);
+  std::vector<int64_t> all(r.count);
+  for (uint32_t rank = 0; rank < r.world; rank++) {
+    const Values values(r, rank);
+    for (uint64_t i = 0; i < r.count;) {
+      const uint64_t word = word_of(r, rank, i / 8);
+      for (const uint64_t end = i + 8; i < end && i < r.count; i++) {
+        const int64_t v = values.at(r, rank, i, word);
+        all[i] = rank == 0 ? v : combine(r, all[i], v);
+      }
+    }
+  }
+  std::vector<uint8_t> out(r.count * size);
+  for (uint64_t i = 0; i < r.count; i++) put(r.type, out.data() + i * size, all[i]);
+  return out;
+}
+
+std::string explain_difference(const Reduction& r, std::span<const uint8_t> expected,
+                               std::span<const uint8_t> got) {
+  if (expected.size() == got.size() && std::memcmp(expected.data(), got.data(), got.size()) == 0) return {};
+  if (expected.size() != got.size()) return "the result has another size";
+  const uint32_t size = element_bytes(r.type);
+  uint64_t wrong = 0, first = 0;
+  for (uint64_t i = 0; i < r.count; i++) {
+    if (std::memcmp(expected.data() + i * size, got.data() + i * size, size) == 0) continue;
+    if (wrong++ == 0) first = i;
+  }
+  auto shown = [&](std::span<const uint8_t> bytes) {
+    uint64_t v = 0;
+    std::memcpy(&v, bytes.data() + first * size, size);
+    return std::to_string(v);
+  };
+  std::string text = "type " + std::to_string(r.type) + ", operator " + std::to_string(r.op) + ": " +
+                     std::to_string(wrong) + " of " + std::to_string(r.count) +
+                     " elements are wrong, the first is number " + std::to_string(first) + " (bits " +
+                     shown(got) + " for " + shown(expected) + ")";
+  // Whose part, were it left out or counted twice, would explain it?
+  if (r.op != kSum) return text;
+  auto part = [&](uint32_t k) { return Values(r, k).at(r, k, first, word_of(r, k, first / 8)); };
+  int64_t sum = 0;
+  for (uint32_t k = 0; k < r.world; k++) sum = combine(r, sum, part(k));
+  for (uint32_t k = 0; k < r.world; k++) {
+    const int64_t v = part(k);
+    for (const int times : {0, 2}) {
+      uint8_t guess[8];
+      put(r.type, guess, sum + (times - 1) * v);
+      if (std::memcmp(guess, got.data() + first * size, size) == 0)
+        text += times == 0 ? "; rank " + std::to_string(k) + " is missing in it"
+                           : "; rank " + std::to_string(k) + " is counted twice in it";
+    }
+  }
+  return text;
+}
+
+}  // namespace millrace::sim::check

@@ -1,0 +1,301 @@
+#include "tools/sim/check/wire_check.h"
+
+#include <cstdio>
+#include <memory>
+
+#include "tools/sim/check/hash.h"
+
+namespace millrace::sim::check {
+
+namespace {
+
+constexpr size_t kMadHeader = 24;
+constexpr int64_t kTerminalTurn_ns = 1000000;  // in which a terminal message must go down every queue pair
+
+uint32_t distance(uint32_t psn, uint32_t from) { return (psn - from) & 0xFFFFFF; }
+
+std::string text_of(const Address& a) {
+  char t[40];
+  if (a[10] == 0xFF)
+    std::snprintf(t, sizeof(t), "%u.%u.%u.%u", a[12], a[13], a[14], a[15]);
+  else
+    std::snprintf(t, sizeof(t), "%02x%02x::%02x%02x", a[0], a[1], a[14], a[15]);
+  return t;
+}
+
+}  // namespace
+
+std::string WireCheck::name(const Connection& c) {
+  return "rank " + std::to_string(c.rank) + " stripe " + std::to_string(c.stripe) + " (" + text_of(c.host) +
+         " QP " + std::to_string(c.host_qpn) + ", switch " + text_of(c.sw) + " QP " +
+         std::to_string(c.switch_qpn) + ")";
+}
+
+void WireCheck::accuse(int64_t at_ns, const Stream& s, const std::string& what) {
+  violations_.add(
+      "wire", at_ns,
+      name(*s.connection) + ", " + (s.of_switch ? "the switch's" : "the host's") + " side: " + what);
+}
+
+WireCheck::Stream* WireCheck::find(const Address& src, const Address& dst, uint32_t qpn) {
+  const auto it = streams_.find({src, dst, qpn});
+  return it == streams_.end() ? nullptr : it->second;
+}
+
+void WireCheck::sent(int64_t at_ns, std::span<const uint8_t> frame, bool from_switch) {
+  WirePacket p;
+  const char* why;
+  const WireKind kind = read_packet(frame, true, p, why);
+  if (kind == WireKind::kMalformed)
+    violations_.add("wire", at_ns, std::string("a frame was sent with ") + why);
+  if (kind != WireKind::kRoce) return;
+  counts_.packets[from_switch]++;
+  if (p.mad()) return mad(at_ns, p, from_switch);
+  if (p.cnp()) {
+    counts_.cnps[from_switch]++;
+    return;
+  }
+  if (p.acknowledge()) return acknowledgement(at_ns, p, from_switch);
+  if (!p.request()) return violations_.add("wire", at_ns, "opcode " + std::to_string(p.opcode) + " was sent");
+  if (Stream* s = find(p.src, p.dst, p.dest_qp)) return request(at_ns, p, *s);
+  violations_.add("wire", at_ns, "a request to a queue pair that no connection has made");
+}
+
+void WireCheck::passed(int64_t at_ns, std::span<const uint8_t> frame) {
+  WirePacket p;
+  const char* why;
+  if (read_packet(frame, true, p, why) == WireKind::kMalformed)
+    violations_.add("wire", at_ns, std::string("a frame was passed on with ") + why);
+}
+
+// Connections: what a REQ and its REP say.
+void WireCheck::mad(int64_t at_ns, const WirePacket& p, bool from_switch) {
+  if (p.payload.size() < 256) return violations_.add("wire", at_ns, "a MAD that is too short");
+  const uint8_t* m = p.payload.data() + kMadHeader;
+  const uint32_t attribute = be16(p.payload.data() + 16), local = be32(m), remote = be32(m + 4);
+  if (mads_[hash_of(p.payload)]++ > 0) counts_.mad_repeats++;
+  switch (attribute) {
+    case 0x10: {
+      counts_.req++;
+      auto& known = by_comm_id_[{p.src, p.dst, local}];
+      if (known != nullptr && known->host_qpn == be24(m + 32)) break;
+      connections_.push_back(std::make_unique<Connection>());
+      Connection& c = *(known = connections_.back().get());
+      c.host = p.src, c.sw = p.dst;
+      c.host_comm_id = local;
+      c.host_qpn = be24(m + 32);
+      c.from_switch.first_psn = be24(m + 44);  // where the *other* side shall begin
+      c.stripe = m[140 + 36 + 5];
+      c.rank = static_cast<uint16_t>(be16(m + 140 + 36 + 24));
+      break;
+    }
+    case 0x13: {
+      counts_.rep++;
+      const auto it = by_comm_id_.find({p.dst, p.src, remote});
+      if (it == by_comm_id_.end()) return violations_.add("wire", at_ns, "a REP without a REQ");
+      Connection* c = it->second;
+      if (c->switch_qpn == be24(m + 12) && c->switch_comm_id == local) break;
+      if (c->switch_qpn != 0) {
+        // Another boot of the switch has taken the same REQ: another connection.
+        connections_.push_back(std::make_unique<Connection>());
+        Connection* again = connections_.back().get();
+        again->host = c->host, again->sw = c->sw, again->host_qpn = c->host_qpn;
+        again->host_comm_id = c->host_comm_id, again->rank = c->rank, again->stripe = c->stripe;
+        again->from_switch.first_psn = c->from_switch.first_psn;
+        it->second = c = again;
+      }
+      c->switch_comm_id = local;
+      c->switch_qpn = be24(m + 12);
+      c->from_host.first_psn = be24(m + 20);
+      c->from_host.connection = c->from_switch.connection = c;
+      c->from_switch.of_switch = true;
+      streams_[{c->host, c->sw, c->switch_qpn}] = &c->from_host;
+      streams_[{c->sw, c->host, c->host_qpn}] = &c->from_switch;
+      break;
+    }
+    case 0x11:
+      counts_.mra++;
+      break;
+    case 0x12:
+      counts_.rej++;
+      break;
+    case 0x14:
+      counts_.rtu++;
+      break;
+    case 0x15: {
+      counts_.dreq++;
+      if (from_switch) break;
+      const auto it = by_comm_id_.find({p.src, p.dst, local});
+      if (it != by_comm_id_.end() && it->second->goodbye_at == INT64_MAX) it->second->goodbye_at = at_ns;
+      break;
+    }
+    case 0x16:
+      counts_.drep++;
+      break;
+    default:
+      violations_.add("wire", at_ns, "a MAD with attribute " + std::to_string(attribute));
+  }
+}
+
+void WireCheck::request(int64_t at_ns, const WirePacket& p, Stream& s) {
+  const uint32_t n = distance(p.psn, s.first_psn);
+  if (n == s.sent.size()) return fresh(at_ns, p, s);
+  if (n > s.sent.size())
+    return accuse(at_ns, s,
+                  "PSN " + std::to_string(p.psn) + " was sent, " +
+                      std::to_string((s.first_psn + s.sent.size()) & 0xFFFFFF) + " is next");
+  counts_.repeats[s.of_switch]++;
+  const Sent& before = s.sent[n];
+  if (before.opcode != p.opcode || before.length != p.payload.size())
+    accuse(at_ns, s, "PSN " + std::to_string(p.psn) + " was repeated with another opcode or length");
+  // A host's memory may have changed under it (in place), when its peer has it already; a result may not.
+  else if (s.of_switch && before.hash != hash_of(p.above_psn))
+    accuse(at_ns, s, "PSN " + std::to_string(p.psn) + " was repeated with other bytes");
+}
+
+// A packet that was never sent before: it must be the protocol's next.
+void WireCheck::fresh(int64_t at_ns, const WirePacket& p, Stream& s) {
+  const uint32_t family = p.send() ? 1 : 2;
+  if (p.starts() ? s.open != 0 : s.open != family) accuse(at_ns, s, "a packet out of its message's order");
+  if (!p.ends()) {
+    if (s.mtu == 0) s.mtu = static_cast<uint32_t>(p.payload.size());
+    if (p.payload.size() != s.mtu)
+      accuse(at_ns, s, "a packet that is not its message's last is not of the MTU");
+  } else if (p.last() && p.payload.empty()) {
+    accuse(at_ns, s, "an empty last packet");
+  }
+  s.open = p.ends() ? 0 : family;
+  const uint32_t before = s.sent.empty() ? 0 : s.sent.back().messages;
+  s.sent.push_back({before + (p.ends() ? 1u : 0u), p.opcode, false, static_cast<uint32_t>(p.payload.size()),
+                    s.of_switch ? hash_of(p.above_psn) : 0});
+  Connection& c = *s.connection;
+  const auto at = static_cast<uint32_t>(s.sent.size() - 1);
+  if (!s.of_switch) {
+    if (p.opcode == 0x0A && p.payload.empty()) counts_.probes[0]++;
+    if (!p.send() || !p.starts()) return;
+    counts_.segments++;
+    s.message_at.push_back(at);
+    if (!c.started)
+      accuse(at_ns, s, "a segment was sent before START");
+    else if (s.message_at.size() > c.from_switch.results_arrived + c.window)
+      accuse(at_ns, s,
+             std::to_string(s.message_at.size()) + " segments were begun with " +
+                 std::to_string(c.from_switch.results_arrived) + " results seen and a window of " +
+                 std::to_string(c.window));
+    return;
+  }
+  if (p.send())
+    message(at_ns, p, c);
+  else if (p.opcode == 0x0A && p.payload.empty() && be32(p.above_psn.data() + 8) == 0)
+    counts_.probes[1]++;
+  else
+    result(at_ns, p, c);
+}
+
+// START or a terminal message.
+void WireCheck::message(int64_t at_ns, const WirePacket& p, Connection& c) {
+  const uint8_t* m = p.payload.data();
+  if (!p.only()) {  // of an MTU of 256; what stands in the first packet is enough
+    if (!p.first()) return;
+  }
+  if (p.payload.size() < 20 || be16(m) != 0x4D52)
+    return accuse(at_ns, c.from_switch, "a SEND that is no message");
+  Group& g = groups_[{c.sw, {be32(m + 8), c.stripe}}];
+  if (m[3] == 0x80) {
+    counts_.starts++;
+    c.started = true;
+    c.window = static_cast<uint16_t>(be16(m + 4));
+    c.group = be32(m + 8);
+    c.world = static_cast<uint16_t>(be16(m + 16));
+    g.members.push_back(&c);
+    g.name = "group " + std::to_string(c.group) + " of " + text_of(c.sw);
+  } else {
+    counts_.terminals++;
+    if (c.terminal) accuse(at_ns, c.from_switch, "a second terminal message");
+    c.terminal = true;
+    c.terminal_at = at_ns;
+    for (auto& [key, group] : groups_)
+      if (key.first == c.sw && key.second.first == be32(m + 8) && at_ns < group.terminal_at)
+        group.terminal_at = at_ns;
+  }
+}
+
+void WireCheck::result(int64_t at_ns, const WirePacket& p, Connection& c) {
+  counts_.results++;
+  const uint32_t segment = c.result_segment, chunk = c.result_chunk;
+  if (c.terminal) accuse(at_ns, c.from_switch, "a result behind the terminal message");
+  if (p.with_immediate() && p.immediate != (segment & 0xFFFFFF))
+    accuse(at_ns, c.from_switch,
+           "immediate " + std::to_string(p.immediate) + " where " + std::to_string(segment) + " is next");
+  // Every member's packet for this chunk has come.
+  const Group& g = groups_[{c.sw, {c.group, c.stripe}}];
+  if (g.members.size() != c.world)
+    accuse(at_ns, c.from_switch, "a result in a group that has not started everywhere");
+  for (const Connection* m : g.members) {
+    const Stream& s = m->from_host;
+    if (segment < s.message_at.size() && s.arrived > s.message_at[segment] + chunk) continue;
+    accuse(at_ns, c.from_switch,
+           "the result of segment " + std::to_string(segment) + " chunk " + std::to_string(chunk) +
+               " was sent, but the part of rank " + std::to_string(m->rank) + " has not come");
+    break;
+  }
+  c.result_chunk++;
+  if (p.with_immediate()) c.result_segment++, c.result_chunk = 0;
+}
+
+void WireCheck::acknowledgement(int64_t at_ns, const WirePacket& p, bool from_switch) {
+  const uint32_t kind = p.syndrome & 0xE0;
+  (kind == 0            ? counts_.acks
+   : kind == 0x20       ? counts_.rnr_naks
+   : p.syndrome == 0x60 ? counts_.naks
+                        : counts_.fatal_naks)[from_switch]++;
+  // The requests it answers are those of the other side of its connection.
+  Stream* mine = find(p.src, p.dst, p.dest_qp);
+  if (mine == nullptr) return violations_.add("wire", at_ns, "an acknowledgement to a queue pair of nobody");
+  Connection& c = *mine->connection;
+  Stream& s = mine->of_switch ? c.from_host : c.from_switch;
+  // How many packets it says have been taken.
+  const int64_t taken = kind == 0 ? distance(p.psn + 1, s.first_psn) : distance(p.psn, s.first_psn);
+  if (taken > static_cast<int64_t>(s.arrived))
+    return accuse(at_ns, s,
+                  "PSN " + std::to_string(p.psn) + " was acknowledged (syndrome " +
+                      std::to_string(p.syndrome) + ") and has not arrived");
+  if (taken < s.acked)
+    accuse(at_ns, s, "an acknowledgement went back, to PSN " + std::to_string(p.psn));
+  else
+    s.acked = taken;
+  const uint32_t messages = taken == 0 ? 0 : s.sent[static_cast<size_t>(taken - 1)].messages;
+  if (p.msn != (messages & 0xFFFFFF))
+    accuse(at_ns, s,
+           "MSN " + std::to_string(p.msn) + " with PSN " + std::to_string(p.psn) + ", where " +
+               std::to_string(messages) + " messages were complete");
+}
+
+void WireCheck::arrived(int64_t, std::span<const uint8_t> frame) {
+  WirePacket p;
+  const char* why;
+  if (read_packet(frame, false, p, why) != WireKind::kRoce || !p.request()) return;
+  Stream* s = find(p.src, p.dst, p.dest_qp);
+  if (s == nullptr) return;
+  const uint32_t n = distance(p.psn, s->first_psn);
+  if (n >= s->sent.size() || s->sent[n].arrived) return;
+  s->sent[n].arrived = true;
+  if (n >= s->arrived) s->arrived = n + 1;
+  if (p.with_immediate()) s->results_arrived++;
+}
+
+void WireCheck::finish(int64_t at_ns, bool blocked) {
+  if (blocked) return;
+  for (const auto& [key, g] : groups_) {
+    if (g.terminal_at == INT64_MAX) continue;
+    for (const Connection* c : g.members) {
+      if (c->goodbye_at <= g.terminal_at) continue;
+      if (!c->terminal || c->terminal_at > g.terminal_at + kTerminalTurn_ns)
+        violations_.add("wire", at_ns,
+                        g.name + " ended at " + std::to_string(g.terminal_at) +
+                            " ns, but no terminal message went to " + name(*c));
+    }
+  }
+}
+
+}  // namespace millrace::sim::check

@@ -1,0 +1,105 @@
+// What our code puts on the wire, judged packet by packet: valid ICRCs, PSNs in the protocol's order, repeats
+// that say the same, acknowledgements of what was sent with MSNs that count its messages, members within
+// their window, no result before every member's part has come, and terminal messages down every queue pair.
+// It learns of connections by reading the CM's messages and START itself.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "tools/sim/check/violations.h"
+#include "tools/sim/check/wire_packet.h"
+
+namespace millrace::sim::check {
+
+// How often each kind of packet was sent, as counted from the wire. [0]: by hosts, [1]: by switches.
+struct WireCounts {
+  uint64_t packets[2] = {}, acks[2] = {}, naks[2] = {}, rnr_naks[2] = {}, repeats[2] = {}, cnps[2] = {},
+           fatal_naks[2] = {}, probes[2] = {};
+  uint64_t req = 0, mra = 0, rej = 0, rep = 0, rtu = 0, dreq = 0, drep = 0, mad_repeats = 0;
+  uint64_t starts = 0, terminals = 0, segments = 0, results = 0;
+};
+
+class WireCheck {
+ public:
+  explicit WireCheck(Violations& violations) : violations_(violations) {}
+
+  // A host or switch that made the frame itself has put it on its wire. `from_switch`: the aggregating side.
+  void sent(int64_t at_ns, std::span<const uint8_t> frame, bool from_switch);
+  // A frame arrives where it is addressed to, perhaps corrupted.
+  void arrived(int64_t at_ns, std::span<const uint8_t> frame);
+  // A frame that a switch only passes on: its ICRC must still be right.
+  void passed(int64_t at_ns, std::span<const uint8_t> frame);
+  // At the end of a run. Judges terminal messages unless `blocked`: frames were so few, or congestion such,
+  // that they may have had to wait.
+  void finish(int64_t at_ns, bool blocked);
+  const WireCounts& counts() const { return counts_; }
+
+ private:
+  struct Sent {
+    uint32_t messages;  // completed by this packet and those before it
+    uint8_t opcode;
+    bool arrived = false;
+    uint32_t length;
+    uint64_t hash;
+  };
+  struct Connection;
+  // The requests of one direction of a connection, by their distance from its first PSN.
+  struct Stream {
+    Connection* connection = nullptr;
+    bool of_switch = false;
+    uint32_t first_psn = 0;
+    std::vector<Sent> sent;
+    std::vector<uint32_t> message_at;  // the first packet of each segment's SEND, or of each result's segment
+    uint32_t arrived = 0;              // one past the highest that has arrived
+    uint32_t results_arrived = 0;      // of the switch's: immediates
+    uint32_t open = 0;                 // 0: between messages, else the opcode family of the one begun
+    uint32_t mtu = 0;
+    int64_t acked = -1;  // the highest acknowledged by the other side
+    bool over = false;   // ended by a NAK
+  };
+  struct Connection {
+    Address host, sw;
+    uint32_t host_qpn = 0, switch_qpn = 0, host_comm_id = 0, switch_comm_id = 0;
+    uint16_t rank = 0;
+    uint8_t stripe = 0;
+    Stream from_host, from_switch;
+    bool started = false, terminal = false;
+    uint32_t group = 0;
+    uint16_t window = 0, world = 0;
+    uint32_t result_segment = 0, result_chunk = 0;  // the next result's
+    int64_t goodbye_at = INT64_MAX, terminal_at = INT64_MAX;
+  };
+  struct Key {
+    Address src, dst;
+    uint32_t number;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+  struct Group {
+    std::vector<Connection*> members;
+    int64_t terminal_at = INT64_MAX;
+    std::string name;
+  };
+
+  void mad(int64_t at_ns, const WirePacket& p, bool from_switch);
+  void request(int64_t at_ns, const WirePacket& p, Stream& s);
+  void fresh(int64_t at_ns, const WirePacket& p, Stream& s);
+  void message(int64_t at_ns, const WirePacket& p, Connection& c);
+  void result(int64_t at_ns, const WirePacket& p, Connection& c);
+  void acknowledgement(int64_t at_ns, const WirePacket& p, bool from_switch);
+  void accuse(int64_t at_ns, const Stream& s, const std::string& what);
+  Stream* find(const Address& src, const Address& dst, uint32_t qpn);
+  static std::string name(const Connection& c);
+
+  Violations& violations_;
+  WireCounts counts_;
+  std::map<Key, Connection*> by_comm_id_;  // host, switch, the host's communication ID: the newest
+  std::map<Key, Stream*> streams_;         // by source, destination, destination QPN
+  // By the switch's address, group ID and stripe.
+  std::map<std::pair<Address, std::pair<uint32_t, uint8_t>>, Group> groups_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  std::map<uint64_t, uint32_t> mads_;
+};
+
+}  // namespace millrace::sim::check

@@ -1,0 +1,258 @@
+#include "tools/sim/many.h"
+
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+
+#include "roce/error.h"
+
+namespace millrace::sim {
+
+namespace {
+
+// What a worker tells: that it begins a seed, and what came of it.
+struct Message {
+  uint64_t seed = 0;
+  bool over = false;
+  uint64_t trace = 0, frames = 0;
+  uint32_t kinds = 0;
+  uint32_t text_bytes = 0;  // behind the message, and before the counts
+  bool failed = false;
+};
+
+void write_all(int fd, const void* data, size_t bytes) {
+  const auto* at = static_cast<const uint8_t*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::write(fd, at, bytes);
+    if (n <= 0) ::_exit(3);
+    at += n, bytes -= static_cast<size_t>(n);
+  }
+}
+
+[[noreturn]] void work(const ManyOptions& o, unsigned worker, int fd) {
+  Arena arena;
+  for (uint64_t i = worker; i < o.seeds; i += o.jobs) {
+    Message m;
+    m.seed = o.from + i;
+    write_all(fd, &m, sizeof(m));
+    const RunResult r = run_seed(m.seed, arena, o.nic);
+    std::string text;
+    for (const std::string& t : r.texts) text += t + "\n";
+    m.over = true;
+    m.trace = r.trace;
+    m.frames = r.stats.frames[0], m.kinds = r.stats.kinds[0];
+    m.failed = r.violations != 0;
+    m.text_bytes = static_cast<uint32_t>(text.size());
+    write_all(fd, &m, sizeof(m));
+    write_all(fd, text.data(), text.size());
+    const SwarmCounts counts = r.stats;
+    write_all(fd, &counts, sizeof(counts));
+  }
+  ::_exit(0);
+}
+
+struct Worker {
+  pid_t pid = -1;
+  int fd = -1;
+  std::vector<uint8_t> buffer;
+  std::optional<uint64_t> running;
+};
+
+class Collector {
+ public:
+  explicit Collector(const ManyOptions& options) : options_(options) {}
+
+  ManyResult run() {
+    std::fflush(nullptr);
+    for (unsigned w = 0; w < options_.jobs; w++) start(w);
+    while (std::any_of(workers_.begin(), workers_.end(), [](auto& w) { return w.fd >= 0; })) turn();
+    std::sort(result_.failures.begin(), result_.failures.end(),
+              [](auto& a, auto& b) { return a.seed < b.seed; });
+    check::Hash hash;
+    for (const auto& [seed, trace] : traces_) hash.number(trace);
+    result_.trace = hash.value();
+    return std::move(result_);
+  }
+
+ private:
+  void start(unsigned number) {
+    int fds[2];
+    if (::pipe(fds) != 0) throw Error(ErrorCode::kSystem, "no pipe to a worker could be made");
+    const pid_t pid = ::fork();
+    if (pid < 0) throw Error(ErrorCode::kSystem, "no worker process could be started");
+    if (pid == 0) {
+      for (const Worker& w : workers_) ::close(w.fd);
+      ::close(fds[0]);
+      work(options_, number, fds[1]);
+    }
+    ::close(fds[1]);
+    workers_.push_back({pid, fds[0], {}, {}});
+  }
+
+  void turn() {
+    std::vector<pollfd> fds;
+    for (const Worker& w : workers_) fds.push_back({w.fd, POLLIN, 0});
+    ::poll(fds.data(), fds.size(), -1);
+    for (size_t i = 0; i < workers_.size(); i++) {
+      if (fds[i].revents == 0) continue;
+      Worker& w = workers_[i];
+      uint8_t bytes[65536];
+      const ssize_t n = ::read(w.fd, bytes, sizeof(bytes));
+      if (n > 0) {
+        w.buffer.insert(w.buffer.end(), bytes, bytes + n);
+        take(w);
+      } else {
+        gone(w);
+      }
+    }
+    if (result_.failures.size() < options_.failures_max) return;
+    for (Worker& w : workers_)
+      if (w.fd >= 0) {
+        ::kill(w.pid, SIGKILL);
+        w.running.reset();
+        gone(w);
+      }
+  }
+
+  void take(Worker& w) {
+    for (;;) {
+      Message m;
+      if (w.buffer.size() < sizeof(m)) return;
+      std::memcpy(&m, w.buffer.data(), sizeof(m));
+      SwarmCounts counts;
+      const size_t whole = sizeof(m) + (m.over ? m.text_bytes + sizeof(counts) : 0);
+      if (w.buffer.size() < whole) return;
+      w.running = m.seed;
+      if (m.over) {
+        const auto* text = reinterpret_cast<const char*>(w.buffer.data() + sizeof(m));
+        if (m.failed) result_.failures.push_back({m.seed, {std::string(text, m.text_bytes)}});
+        std::memcpy(&counts, text + m.text_bytes, sizeof(counts));
+        SwarmStats stats;
+        static_cast<SwarmCounts&>(stats) = counts;
+        stats.frames = {m.frames}, stats.kinds = {m.kinds};
+        result_.stats.add(stats);
+        traces_[m.seed] = m.trace;
+        w.running.reset();
+        if (options_.progress) options_.progress(result_.stats.runs);
+      }
+      w.buffer.erase(w.buffer.begin(), w.buffer.begin() + static_cast<ptrdiff_t>(whole));
+    }
+  }
+
+  void gone(Worker& w) {
+    ::close(w.fd);
+    w.fd = -1;
+    int status = 0;
+    ::waitpid(w.pid, &status, 0);
+    if (!w.running) return;
+    result_.failures.push_back(
+        {*w.running,
+         {WIFSIGNALED(status) ? "the run died by signal " + std::to_string(WTERMSIG(status)) + " (" +
+                                    ::strsignal(WTERMSIG(status)) + ")\n"
+                              : "the run ended with status " + std::to_string(WEXITSTATUS(status)) + "\n"}});
+  }
+
+  const ManyOptions& options_;
+  std::vector<Worker> workers_;
+  ManyResult result_;
+  std::map<uint64_t, uint64_t> traces_;
+};
+
+template <typename T>
+T median(std::vector<T> v) {
+  if (v.empty()) return {};
+  std::nth_element(v.begin(), v.begin() + static_cast<ptrdiff_t>(v.size() / 2), v.end());
+  return v[v.size() / 2];
+}
+
+}  // namespace
+
+unsigned default_jobs() {
+  const long n = ::sysconf(_SC_NPROCESSORS_ONLN);
+  return n < 1 ? 1 : static_cast<unsigned>(std::min(n, 64l));
+}
+
+ManyResult run_many(const ManyOptions& options) { return Collector(options).run(); }
+
+std::string replay_command(uint64_t seed) { return "millrace-sim --seed " + std::to_string(seed); }
+
+std::string report(const ManyResult& result, double wall) {
+  const SwarmStats& s = result.stats;
+  std::string out;
+  auto line = [&](const char* format, auto... values) {
+    char text[512];
+    std::snprintf(text, sizeof(text), format, values...);
+    out += text;
+    out += '\n';
+  };
+  auto n = [](uint64_t v) { return static_cast<unsigned long long>(v); };
+  uint64_t frames = 0;
+  for (const uint64_t f : s.frames) frames += f;
+  line(
+      "%llu seeds in %.1f s of wall time, %.0f s of virtual time, %llu with violations; trace of all %016llx",
+      n(s.runs), wall, std::chrono::duration<double>(s.virtual_time).count(), n(result.failures.size()),
+      n(result.trace));
+  line("frames: %llu, median %llu a seed; kinds of fault: median %u a seed", n(frames), n(median(s.frames)),
+       median(s.kinds));
+  line("operations: %llu exact, %llu ended in an error; groups that formed again: %llu", n(s.operations_ok),
+       n(s.operations_failed), n(s.formed_again));
+  line("faults (injected, in seeds):");
+  for (size_t k = 0; k < kFaultKinds; k++)
+    line("  %-22s %10llu %7llu", kFaultNames[k].data(), n(s.injected[k]), n(s.seeds_with[k]));
+  const auto& w = s.wire;
+  line("on the wire (hosts, switches):");
+  const std::pair<const char*, const uint64_t*> both[] = {
+      {"packets", w.packets},       {"acks", w.acks},       {"naks", w.naks},     {"rnr_naks", w.rnr_naks},
+      {"fatal_naks", w.fatal_naks}, {"repeats", w.repeats}, {"probes", w.probes}, {"cnps", w.cnps}};
+  for (const auto& [name, v] : both) line("  %-22s %10llu %10llu", name, n(v[0]), n(v[1]));
+  line("paths (from counters):");
+  const auto& e = s.engine;
+  const std::pair<const char*, uint64_t> paths[] = {{"req", w.req},
+                                                    {"rep", w.rep},
+                                                    {"rtu", w.rtu},
+                                                    {"rej", w.rej},
+                                                    {"mra", w.mra},
+                                                    {"dreq", w.dreq},
+                                                    {"drep", w.drep},
+                                                    {"mad_repeats", w.mad_repeats},
+                                                    {"rej_issued_again", s.cm.rej_repeated},
+                                                    {"req_repeated", s.cm.req_repeated},
+                                                    {"stale_replaced", s.cm.stale_replaced},
+                                                    {"starts", w.starts},
+                                                    {"segments", w.segments},
+                                                    {"results", w.results},
+                                                    {"terminals", w.terminals},
+                                                    {"groups_formed", e.groups_formed},
+                                                    {"groups_failed", e.groups_failed},
+                                                    {"groups_reclaimed", e.groups_ended},
+                                                    {"joins_refused", e.joins_refused},
+                                                    {"naks_sent", e.naks_sent},
+                                                    {"naks_received", e.naks_received},
+                                                    {"rnr_naks_sent", e.rnr_naks_sent},
+                                                    {"rnr_naks_received", e.rnr_naks_received},
+                                                    {"timeouts", e.timeouts},
+                                                    {"tail_probes", e.tail_probes},
+                                                    {"retransmitted", e.retransmitted_packets},
+                                                    {"duplicates_absorbed", e.duplicate_request},
+                                                    {"out_of_sequence", e.out_of_sequence},
+                                                    {"stale_acks", e.stale_ack},
+                                                    {"liveness_probes", e.probes_sent},
+                                                    {"cnps_sent", e.cnps_sent},
+                                                    {"cnps_received", e.cnps_received},
+                                                    {"window_breaches", e.window_breaches},
+                                                    {"stragglers", e.stragglers},
+                                                    {"results_not_built", e.results_not_built},
+                                                    {"unknown_qp", e.unknown_qp},
+                                                    {"rx_drops_no_frame", s.rx_drops},
+                                                    {"ring_drops_stalled", s.ring_drops},
+                                                    {"frames_held_peak", s.frames_peak}};
+  for (const auto& [name, v] : paths) line("  %-22s %10llu", name, n(v));
+  return out;
+}
+
+}  // namespace millrace::sim

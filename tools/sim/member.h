@@ -1,0 +1,97 @@
+// A rank of a group in a swarm: a process on a host that joins, calls the group's operations one after the
+// other, checks each result, leaves, and comes back when its group forms again. What it does is decided by
+// the plan and its own generator.
+#pragma once
+
+#include <memory>
+
+#include "tools/sim/arena.h"
+#include "tools/sim/check/hash.h"
+#include "tools/sim/check/memory_check.h"
+#include "tools/sim/check/outcome_check.h"
+#include "tools/sim/plan.h"
+
+namespace millrace::sim {
+
+// What all members of a run report to.
+struct Judges {
+  check::Violations violations;
+  check::MemoryCheck memory{violations};
+  check::OutcomeCheck outcome{violations};
+  check::Hash trace;
+};
+
+class Member;
+
+// A group through all of its generations.
+struct GroupRun {
+  const GroupPlan* plan = nullptr;
+  uint32_t generation = 1;
+  uint32_t generations_max = 1;
+  std::vector<std::vector<uint8_t>> expected;  // by operation; computed when first needed
+  std::vector<std::unique_ptr<Member>> members;
+  bool not_refused = false;  // though it had to be
+  const std::vector<uint8_t>& expected_of(size_t operation);
+  bool settled() const;
+  uint64_t formed_again = 0;
+};
+
+class Member {
+ public:
+  Member(GroupRun& group, uint16_t rank, Fabric& fabric, Arena& arena, Judges& judges);
+  ~Member();
+
+  uint16_t rank() const { return rank_; }
+  uint16_t host() const { return host_; }
+  // Joins at a time, unless it is in the group already or its host is down.
+  void join_at(Time when);
+  // After each turn of the host.
+  void step(Time now);
+  // The process has died with its host.
+  void crashed();
+  void leave();  // without a word to its application's other ranks
+  void abort();
+  // Its next operation disagrees with the others'.
+  void disagree() { disagree_ = true; }
+  // What was to be done to it and has not been is forgotten.
+  void heal() { disagree_ = false, delayed_ = UINT32_MAX; }
+  // Its operation `number` is called so much later.
+  void delay(uint32_t number, Time by) { delayed_ = number, delay_ = by; }
+  bool over() const { return communicator_ == nullptr && !joining_; }
+  // Whether it has to come back, since its group forms again.
+  bool behind() const { return over() && generation_ < group_.generation; }
+  uint64_t joins() const { return instance_; }
+
+ private:
+  struct Running {
+    std::unique_ptr<host::Operation> operation;
+    uint32_t number;
+    size_t send, recv;  // buffers; the same when in place
+  };
+  Time clock() const { return fabric_.network().clock_of(fabric_.host(host_)); }
+  int64_t now_ns() const { return fabric_.now().count(); }
+  void join();
+  void submit();
+  void finish(Running& r);
+  void end(int status, const std::string& text);
+  void plan_next();
+
+  GroupRun& group_;
+  const GroupPlan& plan_;
+  uint16_t rank_, host_;
+  Fabric& fabric_;
+  Arena& arena_;
+  Judges& judges_;
+  Random random_;
+  host::Communicator* communicator_ = nullptr;
+  bool joining_ = false, leaving_ = false, disagree_ = false;
+  uint32_t instance_ = 0, generation_ = 0;
+  uint32_t next_ = 0;
+  Time next_at_{};
+  uint32_t delayed_ = UINT32_MAX;
+  Time delay_{};
+  std::vector<Running> running_;
+  std::vector<std::unique_ptr<host::Operation>> abandoned_;  // of crashed processes
+};
+
+}  // namespace millrace::sim

@@ -1,0 +1,305 @@
+#include "tools/sim/plan.h"
+
+#include <algorithm>
+
+namespace millrace::sim {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+namespace {
+
+class Drawer {
+ public:
+  explicit Drawer(uint64_t seed) : random_(seed) { plan_.seed = seed; }
+
+  Plan draw() {
+    fabric();
+    wire();
+    groups();
+    discrete();
+    extras();
+    std::stable_sort(plan_.faults.begin(), plan_.faults.end(),
+                     [](const Fault& a, const Fault& b) { return a.at < b.at; });
+    plan_.final_round = !plan_.faults.empty() || below(4) == 0;
+    if (below(2)) plan_.rest_before_final = milliseconds(below(4000));
+    return plan_;
+  }
+
+ private:
+  uint64_t below(uint64_t n) { return random_.below(n); }
+  uint64_t between(uint64_t a, uint64_t b) { return random_.between(a, b); }
+  Time time_up_to(Time t) { return Time(static_cast<int64_t>(below(static_cast<uint64_t>(t.count()) + 1))); }
+  void has(FaultKind k) { plan_.has[static_cast<size_t>(k)] = true; }
+
+  void fabric() {
+    FabricConfig& f = plan_.fabric;
+    f.seed = random_.next();
+    const bool routed = below(4) == 0;
+    f.hosts = static_cast<uint16_t>(below(8) == 0 ? between(9, 16) : between(1, 8));
+    if (routed) {
+      f.leaves = static_cast<uint16_t>(between(2, 3)), f.spines = static_cast<uint16_t>(between(1, 2));
+      f.hosts = std::max<uint16_t>(f.hosts, 2);
+      f.trunk.gbit = below(2) ? 100 : 400;
+      f.trunk.delay = microseconds(between(1, 5));
+    }
+    static constexpr double kSpeeds[] = {10, 25, 40, 100, 200, 400};
+    f.host_link.gbit = kSpeeds[below(6)];
+    f.host_link.delay = std::chrono::nanoseconds(between(200, 20000));
+    if (below(2))
+      for (uint16_t h = 0; h < f.hosts; h++) f.host_gbit.push_back(kSpeeds[below(6)]);
+    f.warm_neighbours = below(2);
+    aggregation::EngineConfig& e = f.engine;
+    static constexpr uint32_t kMtus[] = {256, 256, 512, 512, 1024, 1024, 2048, 4096};
+    e.mtu = kMtus[below(8)];
+    e.segment_bytes = e.mtu - 64 + e.mtu * static_cast<uint32_t>(below(below(2) ? 3 : 16));
+    e.window = static_cast<uint16_t>(between(1, 8));
+    if (below(2)) e.first_psn = 0xFFFFFF - static_cast<uint32_t>(below(400));
+    e.join_timeout = seconds(between(6, 10));
+    e.operation_timeout = seconds(30);
+    e.world_max = 20000;
+    if (below(8) == 0) e.tenants[7] = {"blue", "wood", 0};
+  }
+
+  void wire() {
+    LinkFaults& w = plan_.wire;
+    // Most seeds have some of it, each with a probability up to its own most.
+    auto chance = [&](FaultKind kind, uint32_t& ppm, uint32_t most) {
+      if (below(5) < 2) return;
+      ppm = static_cast<uint32_t>(1 + below(below(3) ? most / 8 : most));
+      has(kind);
+    };
+    chance(FaultKind::kLoss, w.loss, 30000);
+    chance(FaultKind::kDuplication, w.duplicate, 20000);
+    chance(FaultKind::kReordering, w.reorder, 20000);
+    chance(FaultKind::kCorruption, w.corrupt, 5000);
+    w.reorder_max = microseconds(between(1, below(4) ? 100 : 2000));
+    if (below(3) == 0) {
+      w.jitter = microseconds(between(1, 20));
+      has(FaultKind::kJitter);
+    }
+    if (below(6) == 0) chance(FaultKind::kMarking, w.mark, 50000);
+    if (below(6) == 0) {
+      plan_.fabric.host_link.queue_bytes = between(16 << 10, 128 << 10);
+      has(FaultKind::kTailDrop);
+    }
+  }
+
+  void groups() {
+    const FabricConfig& f = plan_.fabric;
+    const uint64_t n = f.hosts == 1 ? 1 : between(1, 3);
+    frames_ = between(5000, 7500);
+    for (uint64_t i = 0; i < n; i++) {
+      GroupPlan g;
+      g.number = static_cast<uint32_t>(i);
+      if (f.leaves > 0) g.where = static_cast<uint16_t>(below(f.leaves + f.spines));
+      g.v6 = below(2);
+      std::vector<uint16_t> hosts;
+      for (uint16_t h = 0; h < f.hosts; h++) hosts.push_back(h);
+      for (size_t k = hosts.size(); k > 1; k--) std::swap(hosts[k - 1], hosts[below(k)]);
+      hosts.resize(between(std::min<uint64_t>(2, f.hosts), f.hosts));
+      g.hosts = hosts;
+      g.world = static_cast<uint16_t>(hosts.size());
+      g.stripes = static_cast<uint8_t>(below(2) ? 1 : between(2, 4));
+      if (!f.engine.tenants.empty()) g.tenant = 7, g.secret = "wood";
+      g.in_flight = static_cast<uint32_t>(between(1, 4));
+      g.gap_max = below(2) ? microseconds(between(0, 100)) : milliseconds(between(0, 5));
+      g.generations = static_cast<uint32_t>(between(1, 3));
+      g.rejoin_after_max = below(2) ? milliseconds(between(0, 50)) : milliseconds(between(0, 1500));
+      for (size_t r = 0; r < hosts.size(); r++) g.join_at.push_back(time_up_to(milliseconds(5)));
+      operations(g, frames_ / n);
+      plan_.groups.push_back(std::move(g));
+    }
+  }
+
+  void operations(GroupPlan& g, uint64_t frames) {
+    const aggregation::EngineConfig& e = plan_.fabric.engine;
+    const uint64_t n = between(4, 12);
+    uint64_t large = 0;
+    std::vector<bool> is_large;
+    for (uint64_t i = 0; i < n; i++) {
+      is_large.push_back(i == n - 1 ? large == 0 : below(2));
+      large += is_large.back();
+    }
+    // Each chunk goes up and down, each segment draws an acknowledgement either way; behind a leaf more than
+    // once.
+    const uint64_t per_segment = (e.segment_bytes + 64) / e.mtu, hops = plan_.fabric.leaves ? 3 : 1;
+    const uint64_t chunks = frames * per_segment / ((2 * per_segment + 2) * g.world * large * hops) + 1;
+    for (uint64_t i = 0; i < n; i++) {
+      OperationPlan o;
+      o.reduction.type = static_cast<int>(between(1, 10));
+      o.reduction.op = static_cast<int>(below(2) ? 1 : between(2, 4));
+      o.reduction.world = g.world;
+      o.reduction.seed = random_.next();
+      o.in_place = below(2);
+      const uint32_t size = check::element_bytes(o.reduction.type);
+      const uint64_t segment = e.segment_bytes / size;
+      if (is_large[i]) {
+        o.reduction.count = chunks * e.mtu / size + below(segment);
+      } else {
+        const uint64_t kinds[] = {0,           1,           1 + 2 * below(20),     segment,
+                                  segment - 1, segment + 1, 2 * segment + below(9)};
+        o.reduction.count = kinds[below(7)];
+        o.barrier = below(5) == 0;
+      }
+      // A header-only segment at the end of a vector would be empty; none is.
+      g.operations.push_back(o);
+    }
+  }
+
+  void add(FaultKind kind, Time at, Time duration, uint32_t target, uint32_t rank = 0) {
+    plan_.faults.push_back({kind, at, duration, target, rank});
+    has(kind);
+    plan_.heal_at = std::max(plan_.heal_at, at + duration);
+  }
+
+  // How long the groups are busy, roughly.
+  Time busy() const {
+    Time t = milliseconds(10);
+    for (const GroupPlan& g : plan_.groups)
+      t = std::max(t, milliseconds(8) + g.gap_max * static_cast<int64_t>(g.operations.size()) / 2);
+    return t;
+  }
+
+  void discrete() {
+    const FabricConfig& f = plan_.fabric;
+    const Time busy_time = busy();
+    plan_.heal_at = busy_time;
+    for (uint64_t n = below(3) ? between(1, 3) : 0; n > 0; n--) {
+      const Time at = time_up_to(below(5) ? busy_time : busy_time * 4);
+      const Time brief = microseconds(between(10, below(2) ? 5000 : 600000)),
+                 ages = milliseconds(between(6000, 9000));
+      const auto host = static_cast<uint32_t>(below(f.hosts));
+      const auto sw = static_cast<uint32_t>(f.leaves ? below(f.leaves + f.spines) : 0);
+      const auto group = static_cast<uint32_t>(below(plan_.groups.size()));
+      const auto rank = static_cast<uint32_t>(below(plan_.groups[group].world));
+      switch (below(20)) {
+        case 0:
+        case 1:
+        case 2:
+          add(FaultKind::kCrash, at, below(2) ? brief : milliseconds(between(1000, 7000)), host);
+          break;
+        case 3:
+          add(FaultKind::kSwitchRestart, at, Time{}, sw);
+          break;
+        case 4:
+          add(FaultKind::kSwitchNewMac, at, Time{}, sw);
+          break;
+        case 5:
+        case 6:
+          add(FaultKind::kFlap, at, brief, host);
+          break;
+        case 7:
+          add(FaultKind::kOutage, at, ages, host);
+          break;
+        case 8:
+          if (f.leaves)
+            add(FaultKind::kTrunkFlap, at, brief, static_cast<uint32_t>(below(f.leaves * f.spines)));
+          break;
+        case 9:
+          add(FaultKind::kStall, at, brief, host);
+          break;
+        case 10:
+          add(FaultKind::kClockStop, at, brief, host);
+          break;
+        case 11:
+          add(below(2) ? FaultKind::kLongStall : FaultKind::kLongClockStop, at, ages, host);
+          break;
+        case 12:
+          add(below(2) ? FaultKind::kSwitchStall : FaultKind::kSwitchClockStop, at, brief, sw);
+          break;
+        case 13:
+          add(FaultKind::kLongSwitchStall, at, ages, sw, static_cast<uint32_t>(below(2)));
+          break;
+        case 14:
+          add(FaultKind::kAbort, at, Time{}, group);
+          break;
+        case 15:
+          add(below(2) ? FaultKind::kLocalAbort : FaultKind::kLeave, at, Time{}, group, rank);
+          break;
+        case 16:
+          if (plan_.groups[group].world > 1) add(FaultKind::kMismatch, Time{}, Time{}, group, rank);
+          break;
+        case 17:
+          add(FaultKind::kStraggler, Time{}, milliseconds(between(1100, 1700)), group, rank);
+          break;
+        case 18:
+          if (plan_.groups[group].world > 1) {
+            plan_.fabric.engine.operation_timeout = seconds(4);
+            add(FaultKind::kLate, Time{}, seconds(6), group, rank);
+          }
+          break;
+        default:
+          plan_.groups[group].join_at[rank] = milliseconds(between(500, 4000));
+          add(FaultKind::kLateJoiner, plan_.groups[group].join_at[rank], Time{}, group, rank);
+          break;
+      }
+    }
+  }
+
+  // Groups that must be refused, and few frames.
+  void extras() {
+    FabricConfig& f = plan_.fabric;
+    auto refused = [&](FaultKind kind) {
+      GroupPlan g;
+      g.number = static_cast<uint32_t>(plan_.groups.size());
+      g.where = plan_.groups[0].where;
+      g.hosts = {static_cast<uint16_t>(below(f.hosts))};
+      g.refused = true;
+      g.join_at = {time_up_to(milliseconds(10))};
+      g.operations = {OperationPlan{}};
+      if (kind == FaultKind::kQuota) {
+        g.world = 20000, g.stripes = 16;  // far more than any switch here may promise
+        if (!f.engine.tenants.empty()) g.tenant = 7, g.secret = "wood";
+      } else {
+        g.tenant = 7, g.secret = "stone";
+      }
+      plan_.groups.push_back(std::move(g));
+      has(kind);
+    };
+    if (below(8) == 0) refused(FaultKind::kQuota);
+    if (!f.engine.tenants.empty() && below(2)) refused(FaultKind::kSecret);
+    if (below(8) == 0) {
+      // What the groups of one switch may hold, and a few frames to receive with.
+      uint64_t frames = 0;
+      for (const GroupPlan& g : plan_.groups)
+        if (!g.refused)
+          frames +=
+              uint64_t{2} * f.engine.window * ((f.engine.segment_bytes + 64) / f.engine.mtu) * g.stripes;
+      f.switch_frames = static_cast<uint32_t>(frames + between(24, 100));
+      has(FaultKind::kFewFrames);
+    }
+  }
+
+  Random random_;
+  Plan plan_;
+  uint64_t frames_ = 0;
+};
+
+}  // namespace
+
+Plan draw_plan(uint64_t seed) { return Drawer(seed).draw(); }
+
+std::string describe(const Plan& p) {
+  const FabricConfig& f = p.fabric;
+  std::string s = std::to_string(f.hosts) + " hosts, " +
+                  (f.leaves ? std::to_string(f.leaves) + " leaves, " + std::to_string(f.spines) + " spines"
+                            : std::string("star")) +
+                  ", MTU " + std::to_string(f.engine.mtu) + ", segment " +
+                  std::to_string(f.engine.segment_bytes) + ", window " + std::to_string(f.engine.window) +
+                  "; groups";
+  for (const GroupPlan& g : p.groups)
+    s += " " + std::to_string(g.world) + "×" + std::to_string(g.stripes) + (g.v6 ? "/IPv6" : "") +
+         (g.refused ? " (to be refused)" : "");
+  s += "; faults";
+  for (size_t k = 0; k < kFaultKinds; k++)
+    if (p.has[k]) s += " " + std::string(kFaultNames[k]);
+  for (const Fault& x : p.faults)
+    s += "; " + std::string(kFaultNames[static_cast<size_t>(x.kind)]) + " of " + std::to_string(x.target) +
+         "/" + std::to_string(x.rank) + " at " + std::to_string(x.at.count() / 1000) + " us for " +
+         std::to_string(x.duration.count() / 1000) + " us";
+  return s;
+}
+
+}  // namespace millrace::sim

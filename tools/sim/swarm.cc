@@ -1,0 +1,426 @@
+#include "tools/sim/swarm.h"
+
+#include <algorithm>
+#include <set>
+
+namespace millrace::sim {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+namespace {
+
+// Whatever runs when all is healed ends within this: a host's join time-out, an operation's and the detection
+// of a death, one after the other.
+constexpr Time kSettleMax = seconds(20 + 30 + 10);
+// The last round starts afresh, with nothing wrong.
+constexpr Time kFinalMax = seconds(20);
+// Until the CM's records have rested.
+constexpr Time kRestMax = seconds(45);
+
+class Swarm final : private Observer {
+ public:
+  Swarm(const Plan& plan, Arena& arena)
+      : plan_(plan), fabric_(plan.fabric), wire_(judges_.violations), books_(judges_.violations) {
+    Network& n = fabric_.network();
+    n.add_observer(*this);
+    for (uint16_t s = 0; s < fabric_.switches(); s++) {
+      switches_.insert(fabric_.at(s).id());
+      for (const IpAddress& a : fabric_.at(s).config().engine.addresses)
+        own_[fabric_.at(s).id()].insert(a.bytes);
+      fabric_.at(s).after_turn = [this, s](uint32_t held) { occupancy(s, held); };
+    }
+    for (const GroupPlan& g : plan_.groups) {
+      groups_.push_back(std::make_unique<GroupRun>());
+      groups_.back()->plan = &g;
+      groups_.back()->generations_max = g.generations;
+      for (uint16_t r = 0; r < g.hosts.size(); r++)
+        groups_.back()->members.push_back(
+            std::make_unique<Member>(*groups_.back(), r, fabric_, arena, judges_));
+    }
+    for (uint16_t h = 0; h < fabric_.hosts(); h++)
+      fabric_.host(h).after_turn = [this, h](Time now) {
+        each([&](GroupRun&, Member& m) {
+          if (m.host() == h) m.step(now);
+        });
+      };
+  }
+
+  RunResult run() {
+    safety();
+    heal();
+    liveness();
+    final_round();
+    epilogue();
+    return result();
+  }
+
+ private:
+  void each(const std::function<void(GroupRun&, Member&)>& what) {
+    for (auto& g : groups_)
+      for (auto& m : g->members) what(*g, *m);
+  }
+  bool settled() const {
+    return std::all_of(groups_.begin(), groups_.end(), [](auto& g) { return g->settled(); });
+  }
+  int64_t now_ns() const { return fabric_.now().count(); }
+
+  // The phases.
+  void safety();
+  void heal();
+  void liveness();
+  void final_round();
+  void epilogue();
+  RunResult result();
+
+  void inject(const Fault& fault);
+  void crash(uint16_t host, Time until);
+  void restart(uint16_t host);
+  void excuse_host(uint16_t host);
+  void excuse_switch(uint16_t s);
+  void excuse_all_through_links();
+  void stand_by();  // lets members come back whose group forms again
+  void occupancy(uint16_t s, uint32_t held);
+
+  // Observer.
+  void sent(Time at, uint32_t node, uint32_t link, std::span<const uint8_t> frame, Fate fate) override;
+  void arrived(Time at, uint32_t node, uint32_t link, std::span<const uint8_t> frame) override;
+  static std::optional<check::Address> address(std::span<const uint8_t> frame, bool source);
+
+  const Plan& plan_;
+  Judges judges_;
+  Fabric fabric_;
+  check::WireCheck wire_;
+  check::BooksCheck books_;
+  std::vector<std::unique_ptr<GroupRun>> groups_;
+  std::set<uint32_t> switches_;
+  std::map<uint32_t, std::set<check::Address>> own_;  // addresses of switches, by node
+  std::array<uint64_t, kFaultKinds> injected_{};
+  bool healed_ = false, last_round_ = false;
+};
+
+std::optional<check::Address> Swarm::address(std::span<const uint8_t> f, bool source) {
+  check::Address a{};
+  if (f.size() >= 34 && f[12] == 0x08 && f[13] == 0x00) {
+    a[10] = a[11] = 0xFF;
+    std::copy_n(f.begin() + (source ? 26 : 30), 4, a.begin() + 12);
+    return a;
+  }
+  if (f.size() >= 54 && f[12] == 0x86 && f[13] == 0xDD) {
+    std::copy_n(f.begin() + (source ? 22 : 38), 16, a.begin());
+    return a;
+  }
+  return std::nullopt;
+}
+
+void Swarm::sent(Time at, uint32_t node, uint32_t link, std::span<const uint8_t> frame, Fate fate) {
+  judges_.trace.number(static_cast<uint64_t>(at.count()));
+  judges_.trace.number(uint64_t{link} << 8 | static_cast<uint64_t>(fate));
+  judges_.trace.bytes(frame);
+  const auto source = address(frame, true);
+  if (!source) return;
+  if (!switches_.contains(node)) return wire_.sent(at.count(), frame, false);
+  if (own_[node].contains(*source)) return wire_.sent(at.count(), frame, true);
+  // What was corrupted on its way is passed on as it is; only what came intact must leave intact.
+  if (plan_.wire.corrupt == 0 || last_round_) wire_.passed(at.count(), frame);
+}
+
+void Swarm::arrived(Time at, uint32_t node, uint32_t, std::span<const uint8_t> frame) {
+  const auto to = address(frame, false);
+  if (!to) return;
+  if (switches_.contains(node) && !own_[node].contains(*to)) return;
+  wire_.arrived(at.count(), frame);
+}
+
+void Swarm::occupancy(uint16_t s, uint32_t held) {
+  const aggregation::EngineConfig& e = fabric_.at(s).config().engine;
+  const uint64_t chunks = (e.segment_bytes + 64) / e.mtu;
+  auto frames = [&](uint64_t stripes) { return 2 * uint64_t{e.window} * chunks * stripes; };
+  // The router may hold some for neighbours that it has asked for.
+  uint64_t most = fabric_.routed() ? 64 : 0;
+  if (held <= most) return;
+  const auto& engine = fabric_.at(s).pipeline().engine();
+  for (const auto& g : engine.groups(fabric_.network().clock_of(fabric_.at(s)))) most += frames(g.stripes);
+  books_.held(now_ns(), "switch " + std::to_string(s), held, most);
+  books_.reserved(now_ns(), "switch " + std::to_string(s), engine.memory_reserved(), e.memory_limit);
+}
+
+// Whoever is on the host may be lost to the others, or lose the switch.
+void Swarm::excuse_host(uint16_t host) {
+  for (const GroupPlan& g : plan_.groups)
+    for (uint32_t r = 0; r < g.hosts.size(); r++)
+      if (g.hosts[r] == host && !g.refused)
+        judges_.outcome.excuse(g.number, {check::kMemberLost, check::kUnreachable, check::kLate}, {r});
+}
+
+void Swarm::excuse_switch(uint16_t s) {
+  for (const GroupPlan& g : plan_.groups) {
+    // A spine's or another leaf's death cuts members off as well.
+    if (g.where != s && !fabric_.routed()) continue;
+    judges_.outcome.excuse(g.number, {check::kMemberLost, check::kUnreachable, check::kLate}, {});
+  }
+}
+
+void Swarm::crash(uint16_t host, Time until) {
+  if (fabric_.host(host).crashed()) return;
+  excuse_host(host);
+  fabric_.host(host).crash();
+  each([&](GroupRun&, Member& m) {
+    if (m.host() == host) m.crashed();
+  });
+  fabric_.network().at(until, [this, host] { restart(host); });
+}
+
+void Swarm::restart(uint16_t host) {
+  if (!fabric_.host(host).crashed()) return;
+  fabric_.host(host).restart(fabric_.draw());
+  fabric_.network().touch(fabric_.host(host));
+  if (!healed_) stand_by();
+}
+
+void Swarm::stand_by() {
+  each([&](GroupRun& g, Member& m) {
+    if (!m.behind() || g.plan->refused || fabric_.host(m.host()).crashed()) return;
+    const auto most = static_cast<uint64_t>(g.plan->rejoin_after_max.count());
+    m.join_at(fabric_.now() + Time(static_cast<int64_t>(fabric_.random().below(most + 1))));
+  });
+}
+
+void Swarm::inject(const Fault& f) {
+  Network& n = fabric_.network();
+  injected_[static_cast<size_t>(f.kind)]++;
+  const auto host = static_cast<uint16_t>(f.target), sw = host;
+  const Time until = n.now() + f.duration;
+  auto member = [&]() -> Member& { return *groups_[f.target]->members[f.rank]; };
+  switch (f.kind) {
+    case FaultKind::kCrash:
+      return crash(host, until);
+    case FaultKind::kSwitchRestart:
+    case FaultKind::kSwitchNewMac:
+      excuse_switch(sw);
+      return fabric_.restart_switch(sw, f.kind == FaultKind::kSwitchNewMac);
+    case FaultKind::kOutage:
+      excuse_host(host);
+      [[fallthrough]];
+    case FaultKind::kFlap:
+    case FaultKind::kTrunkFlap: {
+      const uint32_t link =
+          f.kind == FaultKind::kTrunkFlap ? 2 * (fabric_.hosts() + f.target) : fabric_.uplink(host);
+      n.set_down(link, true), n.set_down(link + 1, true);
+      return n.at(until, [&n, link] { n.set_down(link, false), n.set_down(link + 1, false); });
+    }
+    case FaultKind::kLongStall:
+    case FaultKind::kLongClockStop:
+      excuse_host(host);
+      [[fallthrough]];
+    case FaultKind::kStall:
+    case FaultKind::kClockStop:
+      return n.stall(fabric_.host(host), until,
+                     f.kind == FaultKind::kClockStop || f.kind == FaultKind::kLongClockStop);
+    case FaultKind::kLongSwitchStall:
+      excuse_switch(sw);
+      return n.stall(fabric_.at(sw), until, f.rank == 1);
+    case FaultKind::kSwitchStall:
+    case FaultKind::kSwitchClockStop:
+      return n.stall(fabric_.at(sw), until, f.kind == FaultKind::kSwitchClockStop);
+    case FaultKind::kAbort: {
+      judges_.outcome.excuse(f.target, {check::kAborted}, {});
+      return fabric_.at(plan_.groups[f.target].where)
+          .act([&](switching::Pipeline& p, Time now, FrameList& out) {
+            for (const auto& g : p.engine().groups(now))
+              if (g.key.starts_with("0" + std::to_string(f.target + 1)))
+                p.abort_group(g.id, "drained", now, out);
+          });
+    }
+    case FaultKind::kLocalAbort:
+    case FaultKind::kLeave:
+      judges_.outcome.excuse(f.target, {check::kMemberLost, check::kAborted, check::kLate}, {f.rank});
+      return f.kind == FaultKind::kLeave ? member().leave() : member().abort();
+    case FaultKind::kMismatch:
+      judges_.outcome.excuse(f.target, {check::kMismatch}, {f.rank});
+      return member().disagree();
+    case FaultKind::kLate:
+      judges_.outcome.excuse(f.target, {check::kLate}, {f.rank});
+      [[fallthrough]];
+    case FaultKind::kStraggler:
+      return member().delay(1, f.duration);
+    default:
+      return;
+  }
+}
+
+void Swarm::safety() {
+  Network& n = fabric_.network();
+  for (uint32_t l = 0; l < n.links(); l++) n.faults(l) = plan_.wire;
+  for (const Fault& f : plan_.faults) n.at(f.at, [this, &f] { inject(f); });
+  for (auto& g : groups_) {
+    if (g->plan->refused) judges_.outcome.excuse(g->plan->number, {check::kRefused}, {});
+    for (auto& m : g->members) m->join_at(g->plan->join_at[m->rank()]);
+  }
+  // Until the last fault is over and, unless that takes long, all is done.
+  const Time end = plan_.heal_at + milliseconds(300);
+  while (n.now() < end) {
+    n.run([&] { return settled(); },
+          std::min(milliseconds(5), milliseconds((end - n.now()).count() / 1000000 + 1)));
+    stand_by();
+    if (settled() && n.now() >= plan_.heal_at) break;
+    if (settled()) n.run_for(std::min<Time>(milliseconds(5), end - n.now()));
+  }
+}
+
+void Swarm::heal() {
+  healed_ = true;
+  Network& n = fabric_.network();
+  for (uint32_t l = 0; l < n.links(); l++) {
+    n.faults(l) = LinkFaults{};
+    n.set_down(l, false);
+  }
+  for (auto& g : groups_) g->generations_max = 0;
+  each([](GroupRun&, Member& m) { m.heal(); });
+  for (uint16_t h = 0; h < fabric_.hosts(); h++) restart(h);
+}
+
+void Swarm::liveness() {
+  Network& n = fabric_.network();
+  const Time from = n.now();
+  if (!n.run([&] { return settled(); }, kSettleMax)) {
+    each([&](GroupRun& g, Member& m) {
+      if (!m.over())
+        judges_.violations.add("liveness", now_ns(),
+                               "group " + std::to_string(g.plan->number) + " rank " +
+                                   std::to_string(m.rank()) + " has not come to an end within " +
+                                   std::to_string((n.now() - from).count() / 1000000) + " ms of healing");
+    });
+  }
+  for (auto& g : groups_)
+    if (g->not_refused)
+      judges_.violations.add("outcome", now_ns(),
+                             "group " + std::to_string(g->plan->number) + " was not refused");
+}
+
+void Swarm::final_round() {
+  if (!plan_.final_round || judges_.violations.count() != 0) return;
+  Network& n = fabric_.network();
+  n.run_for(plan_.rest_before_final);
+  judges_.outcome.healed();
+  last_round_ = true;
+  for (auto& g : groups_) {
+    if (g->plan->refused) continue;
+    g->generation++;
+    for (auto& m : g->members)
+      m->join_at(n.now() + Time(static_cast<int64_t>(fabric_.random().below(1000000))));
+  }
+  if (!n.run([&] { return settled(); }, kFinalMax))
+    judges_.violations.add("liveness", now_ns(), "the last round, without faults, did not come to its end");
+}
+
+void Swarm::epilogue() {
+  Network& n = fabric_.network();
+  auto over = [&] {
+    for (uint16_t s = 0; s < fabric_.switches(); s++) {
+      const auto& e = fabric_.at(s).pipeline().engine();
+      if (e.queue_pairs() != 0 || e.memory_reserved() != 0 || e.cm_records() != 0) return false;
+    }
+    for (uint16_t h = 0; h < fabric_.hosts(); h++)
+      if (!fabric_.host(h).nic().idle()) return false;
+    return true;
+  };
+  n.run(over, kRestMax);
+  for (uint16_t s = 0; s < fabric_.switches(); s++) {
+    const std::string who = "switch " + std::to_string(s) + " ";
+    SwitchNode& sw = fabric_.at(s);
+    const auto& e = sw.pipeline().engine();
+    books_.left(now_ns(), who + "groups", e.groups(n.now()).size());
+    books_.left(now_ns(), who + "queue pairs", e.queue_pairs());
+    books_.left(now_ns(), who + "memory", e.memory_reserved());
+    books_.left(now_ns(), who + "CM records", e.cm_records());
+    books_.left(now_ns(), who + "frames", sw.pool().in_use());
+  }
+  for (uint16_t h = 0; h < fabric_.hosts(); h++)
+    books_.left(now_ns(), "host " + std::to_string(h) + " connections", !fabric_.host(h).nic().idle());
+  judges_.memory.sweep(now_ns());
+  judges_.outcome.finish(now_ns());
+  wire_.finish(now_ns(), plan_.has[static_cast<size_t>(FaultKind::kFewFrames)]);
+}
+
+RunResult Swarm::result() {
+  RunResult r;
+  Network& n = fabric_.network();
+  SwarmStats& s = r.stats;
+  r.seed = plan_.seed;
+  r.trace = judges_.trace.value();
+  r.violations = judges_.violations.count();
+  r.texts = judges_.violations.texts();
+  s.runs = 1;
+  s.operations_ok = judges_.outcome.operations_ok();
+  s.operations_failed = judges_.outcome.operations_failed();
+  s.injected = injected_;
+  auto wire = [&](FaultKind k) -> uint64_t& { return s.injected[static_cast<size_t>(k)]; };
+  for (uint32_t l = 0; l < n.links(); l++) {
+    const LinkStats& x = n.stats(l);
+    wire(FaultKind::kLoss) += x.lost, wire(FaultKind::kDuplication) += x.duplicated;
+    wire(FaultKind::kReordering) += x.reordered, wire(FaultKind::kCorruption) += x.corrupted;
+    wire(FaultKind::kJitter) += x.jittered, wire(FaultKind::kMarking) += x.marked;
+    wire(FaultKind::kTailDrop) += x.tail_drops;
+  }
+  for (const GroupPlan& g : plan_.groups)
+    if (g.refused) wire(g.world == 20000 ? FaultKind::kQuota : FaultKind::kSecret)++;
+  for (uint16_t i = 0; i < fabric_.switches(); i++) {
+    SwitchNode& sw = fabric_.at(i);
+    add(s.engine, sw.past());
+    add(s.engine, sw.pipeline().engine().counters());
+    add(s.cm, sw.past_cm());
+    add(s.cm, sw.pipeline().engine().cm_counters());
+    s.rx_drops += sw.rx_drops();
+  }
+  wire(FaultKind::kFewFrames) += s.rx_drops + s.engine.results_not_built;
+  for (size_t k = 0; k < kFaultKinds; k++) s.seeds_with[k] = s.injected[k] > 0;
+  s.wire = wire_.counts();
+  s.ring_drops = n.ring_drops();
+  s.frames_peak = books_.frames_peak();
+  for (const auto& g : groups_) s.formed_again += g->formed_again;
+  s.frames = {n.frames()};
+  uint32_t kinds = 0;
+  for (const uint64_t v : s.seeds_with) kinds += v != 0;
+  s.kinds = {kinds};
+  s.virtual_time = n.now();
+  return r;
+}
+
+}  // namespace
+
+void SwarmStats::add(const SwarmStats& o) {
+  runs += o.runs, operations_ok += o.operations_ok, operations_failed += o.operations_failed;
+  formed_again += o.formed_again;
+  for (size_t k = 0; k < kFaultKinds; k++) seeds_with[k] += o.seeds_with[k], injected[k] += o.injected[k];
+  sim::add(engine, o.engine);
+  sim::add(cm, o.cm);
+  for (int i = 0; i < 2; i++) {
+    wire.packets[i] += o.wire.packets[i], wire.acks[i] += o.wire.acks[i], wire.naks[i] += o.wire.naks[i];
+    wire.rnr_naks[i] += o.wire.rnr_naks[i], wire.repeats[i] += o.wire.repeats[i],
+        wire.cnps[i] += o.wire.cnps[i];
+    wire.fatal_naks[i] += o.wire.fatal_naks[i], wire.probes[i] += o.wire.probes[i];
+  }
+  wire.req += o.wire.req, wire.mra += o.wire.mra, wire.rej += o.wire.rej, wire.rep += o.wire.rep;
+  wire.rtu += o.wire.rtu, wire.dreq += o.wire.dreq, wire.drep += o.wire.drep;
+  wire.mad_repeats += o.wire.mad_repeats, wire.starts += o.wire.starts, wire.terminals += o.wire.terminals;
+  wire.segments += o.wire.segments, wire.results += o.wire.results;
+  rx_drops += o.rx_drops, ring_drops += o.ring_drops;
+  frames_peak = std::max(frames_peak, o.frames_peak);
+  frames.insert(frames.end(), o.frames.begin(), o.frames.end());
+  kinds.insert(kinds.end(), o.kinds.begin(), o.kinds.end());
+  virtual_time += o.virtual_time;
+}
+
+RunResult run_plan(const Plan& plan, Arena& arena) {
+  arena.reset();
+  return Swarm(plan, arena).run();
+}
+
+RunResult run_seed(uint64_t seed, Arena& arena, const NicChooser& nic) {
+  Plan plan = draw_plan(seed);
+  plan.fabric.nic = nic;
+  return run_plan(plan, arena);
+}
+
+}  // namespace millrace::sim
