@@ -2,10 +2,10 @@
 # Every Debian package that Millrace needs, in one list, and the way they get installed: only what is missing,
 # without questions, and without touching the network where nothing is.
 #
-#   packages.sh [--list] [build] [guest] [gloo]
+#   packages.sh [--list] [build] [guest] [gloo] [coverage]
 #
 # The default set is build; guest is for hosts that are QEMU guests with the kernel's Soft-RoCE, gloo for the
-# comparison under tests/bench.
+# comparison under tests/bench, coverage for tests/coverage.
 set -euo pipefail
 
 # Compilers and build tools; what the code links; what the lab and its checkers run. libdpdk-dev brings the poll
@@ -25,6 +25,7 @@ guest_packages=(
   qemu-system-x86 busybox-static rdma-core ibverbs-providers ibverbs-utils rdmacm-utils perftest iproute2 ethtool
 )
 gloo_packages=(libgloo-dev)
+coverage_packages=(gcovr)
 
 say() { printf 'packages: %s\n' "$*"; }
 
@@ -58,7 +59,8 @@ for argument in "$@"; do
     build) wanted+=("${build_packages[@]}") ;;
     guest) wanted+=("${guest_packages[@]}") ;;
     gloo) wanted+=("${gloo_packages[@]}") ;;
-    *) echo "usage: packages.sh [--list] [build] [guest] [gloo]" >&2; exit 2 ;;
+    coverage) wanted+=("${coverage_packages[@]}") ;;
+    *) echo "usage: packages.sh [--list] [build] [guest] [gloo] [coverage]" >&2; exit 2 ;;
   esac
 done
 [ ${#wanted[@]} -gt 0 ] || wanted=("${build_packages[@]}")
