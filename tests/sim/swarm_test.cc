@@ -52,6 +52,7 @@ TEST(Swarm, SeedsEndWithoutAViolation) {
   // Every path that is there for a fault has been taken.
   EXPECT_GT(s.engine.naks_sent, 0u);
   EXPECT_GT(s.engine.naks_received, 0u);
+  EXPECT_GT(s.engine.rnr_naks_sent, 0u);
   EXPECT_GT(s.engine.timeouts, 0u);
   EXPECT_GT(s.engine.tail_probes, 0u);
   EXPECT_GT(s.engine.groups_failed, 0u);

@@ -8,6 +8,13 @@ namespace millrace::sim {
 
 namespace {
 
+// Doubles the window in a START message.
+void widen(std::vector<uint8_t>& message) {
+  if (message.size() < 6 || message[3] != 0x80) return;
+  const unsigned window = 2u * (message[4] << 8 | message[5]);
+  message[4] = static_cast<uint8_t>(window >> 8), message[5] = static_cast<uint8_t>(window);
+}
+
 NicConfig nic_config(const HostConfig& c, uint64_t seed) {
   NicConfig n;
   n.mac = c.stack.mac;
@@ -74,6 +81,8 @@ void Host::run(Time now) {
   for (int round = 0; round < 2; round++) {
     completions_.clear();
     nic_->transport().poll(completions_);
+    if (eager_)
+      for (host::Completion& c : completions_) widen(c.message);
     for (const host::Completion& c : completions_)
       for (auto& comm : communicators_)
         if (comm->owns(c.link)) {

@@ -47,6 +47,8 @@ class Host final : public Node, private FrameSink {
   Stack& stack() { return stack_; }
   // Called after each turn of a host that has not crashed.
   std::function<void(Time now)> after_turn;
+  // From now on its communicators believe in twice the window that START tells them.
+  void make_eager() { eager_ = true; }
   uint64_t foreign_frames() const { return foreign_; }  // flooded to it, not addressed to it
 
  private:
@@ -60,7 +62,7 @@ class Host final : public Node, private FrameSink {
   std::vector<std::unique_ptr<host::Communicator>> communicators_;
   std::vector<host::Completion> completions_;
   uint64_t joins_ = 0, foreign_ = 0;
-  bool crashed_ = false;
+  bool crashed_ = false, eager_ = false;
   Time now_{};
 };
 

@@ -20,6 +20,7 @@ class Drawer {
     groups();
     discrete();
     extras();
+    eager();
     std::stable_sort(plan_.faults.begin(), plan_.faults.end(),
                      [](const Fault& a, const Fault& b) { return a.at < b.at; });
     plan_.final_round = !plan_.faults.empty() || below(4) == 0;
@@ -111,6 +112,13 @@ class Drawer {
       operations(g, frames_ / n);
       plan_.groups.push_back(std::move(g));
     }
+  }
+
+  void eager() {
+    const FabricConfig& f = plan_.fabric;
+    if (below(10) != 0 || f.hosts < 2) return;
+    plan_.eager.push_back(static_cast<uint16_t>(below(f.hosts)));
+    has(FaultKind::kEager);
   }
 
   void operations(GroupPlan& g, uint64_t frames) {

@@ -43,6 +43,7 @@ namespace millrace::sim {
   X(kMismatch, "disagreement")                                                                   \
   X(kQuota, "quota_refusal")                                                                     \
   X(kSecret, "wrong_secret")                                                                     \
+  X(kEager, "window_breach")    /* a host that believes in twice the window */                   \
   X(kLateJoiner, "late_joiner") /* a rank that joins seconds after the others */
 
 enum class FaultKind : uint8_t {
@@ -97,6 +98,7 @@ struct Plan {
   std::vector<GroupPlan> groups;
   std::vector<Fault> faults;  // by time
   std::array<bool, kFaultKinds> has{};
+  std::vector<uint16_t> eager;  // hosts
   Time heal_at{};
   bool final_round = true;  // all groups form once more when all is healed
   Time rest_before_final{};

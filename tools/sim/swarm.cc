@@ -38,6 +38,10 @@ class Swarm final : private Observer {
         groups_.back()->members.push_back(
             std::make_unique<Member>(*groups_.back(), r, fabric_, arena, judges_));
     }
+    for (const uint16_t h : plan_.eager) {
+      fabric_.host(h).make_eager();
+      for (const bool v6 : {false, true}) wire_.tolerate(fabric_.host(h).address(v6).bytes);
+    }
     for (uint16_t h = 0; h < fabric_.hosts(); h++)
       fabric_.host(h).after_turn = [this, h](Time now) {
         each([&](GroupRun&, Member& m) {
@@ -373,6 +377,7 @@ RunResult Swarm::result() {
     add(s.cm, sw.pipeline().engine().cm_counters());
     s.rx_drops += sw.rx_drops();
   }
+  wire(FaultKind::kEager) += s.engine.window_breaches;
   wire(FaultKind::kFewFrames) += s.rx_drops + s.engine.results_not_built;
   for (size_t k = 0; k < kFaultKinds; k++) s.seeds_with[k] = s.injected[k] > 0;
   s.wire = wire_.counts();

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "tools/sim/check/violations.h"
@@ -31,6 +32,8 @@ class WireCheck {
   void arrived(int64_t at_ns, std::span<const uint8_t> frame);
   // A frame that a switch only passes on: its ICRC must still be right.
   void passed(int64_t at_ns, std::span<const uint8_t> frame);
+  // This host does not keep its window, and is not expected to.
+  void tolerate(const Address& host) { eager_.insert(host); }
   // At the end of a run. Judges terminal messages unless `blocked`: frames were so few, or congestion such,
   // that they may have had to wait.
   void finish(int64_t at_ns, bool blocked);
@@ -93,6 +96,7 @@ class WireCheck {
   static std::string name(const Connection& c);
 
   Violations& violations_;
+  std::set<Address> eager_;
   WireCounts counts_;
   std::map<Key, Connection*> by_comm_id_;  // host, switch, the host's communication ID: the newest
   std::map<Key, Stream*> streams_;         // by source, destination, destination QPN
