@@ -41,6 +41,8 @@ TEST_P(Corpus, HoldsNoFinding) {
     const std::string bytes((std::istreambuf_iterator<char>(in)), {});
     try {
       GetParam().run({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+    } catch (const Finding& f) {
+      ADD_FAILURE() << file << ": " << f.what;
     } catch (const std::exception& e) {
       ADD_FAILURE() << file << ": " << e.what();
     }
