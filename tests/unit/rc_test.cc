@@ -260,6 +260,18 @@ TEST_F(Requester, ATailLossIsProbedBeforeTheTimerAndThenTimesOut) {
   EXPECT_EQ(requester->waiting_since(), Time{});
 }
 
+TEST_F(Requester, WhatAnAckCoversAfterATimeoutIsNotRepeated) {
+  post(3 * kMtu, 1);
+  EXPECT_EQ(send(), "fffffe ffffff 0!");
+  now = milliseconds(60);
+  requester->tick(now);
+  EXPECT_EQ(requester->counters().timeouts, 1u);
+  ack(0xFFFFFE);  // late: the message's first packet had arrived
+  EXPECT_EQ(send(), "ffffff 0!");
+  ack(0);
+  EXPECT_EQ(completions(), "1 ");
+}
+
 TEST_F(Requester, AcksOutsideWhatIsOutstandingAreStale) {
   post(8, 1);
   send();
