@@ -22,7 +22,7 @@ struct Options {
   uint64_t seeds = 0, from = 1;
   unsigned jobs = default_jobs();
   std::string scenario;
-  bool estimate = false, json = false;
+  bool estimate = false, json = false, frames = false;
   std::string type = "f32", size = "64MiB";
   EstimateInput plan;
 };
@@ -40,6 +40,10 @@ int run_seeds(const Options& o) {
   if (one)
     std::printf("seed %llu: %s\n", static_cast<unsigned long long>(m.from),
                 describe(draw_plan(m.from)).c_str());
+  if (one && o.frames) {
+    Arena arena;
+    run_seed(m.from, arena, {}, [](const std::string& line) { std::puts(line.c_str()); });
+  }
   const auto start = std::chrono::steady_clock::now();
   if (::isatty(STDERR_FILENO) && !one)
     m.progress = [&](uint64_t done) {
@@ -106,6 +110,7 @@ int run(int argc, char** argv) {
   app.add_option("--jobs", o.jobs, "processes for --seeds")
       ->check(CLI::Range(1u, 256u))
       ->capture_default_str();
+  app.add_flag("--frames", o.frames, "of --seed: every frame, as a line");
   app.add_flag("--json", o.json, "the report of --scenario or --estimate as JSON");
   app.add_option("--type", o.type, "--estimate: datatype")->capture_default_str();
   app.add_option("--size", o.size, "--estimate: bytes of each host's buffer")->capture_default_str();

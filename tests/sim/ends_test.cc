@@ -319,6 +319,51 @@ TEST(Join, AnAbsentSwitchIsReportedWithinTheTimeout) {
   EXPECT_NE(a.text().find("10.77.0.100"), std::string::npos);
 }
 
+// Found by the simulator: the connect's time-out was counted from the endpoint's last turn, however long ago.
+TEST(Join, AfterALongIdleTimeItIsNotOverAtOnce) {
+  Cluster c(ClusterConfig{});
+  c.host(0).join(c.communicator(0, 1)).close(c.now());
+  c.run_for(seconds(1));
+  c.fabric().network().run_for(seconds(60));
+  Communicator& again = c.host(0).join(c.communicator(0, 1, 2));
+  ASSERT_TRUE(c.run([&] { return again.state() == Communicator::State::kRunning; }, seconds(2)))
+      << again.text();
+}
+
+// Found by the simulator: REQs went to the old MAC address until the connect's time-out.
+TEST(Join, ASwitchWithAnotherMacAddressIsFoundWhileConnecting) {
+  Cluster c(ClusterConfig{});
+  c.set_hosts_deaf(true);  // the announcement is lost
+  c.fabric().restart_switch(0, true);
+  c.run_for(milliseconds(1));
+  c.set_hosts_deaf(false);
+  c.run_for(seconds(6));  // what the host knows is no longer fresh
+  Communicator& a = c.host(0).join(c.communicator(0, 1));
+  ASSERT_TRUE(c.run([&] { return a.state() == Communicator::State::kRunning; }, seconds(3))) << a.text();
+}
+
+// Found by the simulator: whoever was still connecting when its group failed was told of "CM reason 28" only.
+TEST(Join, AMemberNotYetConnectedLearnsWhyItsGroupEnded) {
+  Cluster c(ClusterConfig{});
+  Communicator& a = c.host(0).join(c.communicator(0, 2));
+  ASSERT_TRUE(c.run([&] { return !c.pipeline().engine().groups(c.now()).empty(); }));
+  Network& n = c.fabric().network();
+  n.set_down(c.fabric().downlink(1), true);
+  Communicator& b = c.host(1).join(c.communicator(1, 2));
+  c.run_for(milliseconds(10));
+  const auto groups = c.pipeline().engine().groups(c.now());
+  ASSERT_EQ(groups[0].members.size(), 2u);
+  c.fabric().at(0).act([&](switching::Pipeline& p, Time now, FrameList& out) {
+    p.abort_group(groups[0].id, "maintenance", now, out);
+  });
+  c.run_for(seconds(3));  // the group is gone, and its REJ is lost
+  n.set_down(c.fabric().downlink(1), false);
+  ASSERT_TRUE(c.run([&] { return b.state() == Communicator::State::kFailed; }, seconds(3)));
+  EXPECT_EQ(b.status(), MR_ERR_ABORTED);
+  EXPECT_NE(b.text().find("maintenance"), std::string::npos) << b.text();
+  EXPECT_EQ(a.status(), MR_ERR_ABORTED) << a.text();
+}
+
 TEST(Shutdown, TellsEveryMemberAndDrains) {
   ClusterConfig cc;
   Group g(cc);

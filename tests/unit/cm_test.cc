@@ -1,6 +1,8 @@
 // The connection manager between two agents, against Linux's own messages, and on the way out.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "tests/unit/cm_net.h"
 
 namespace millrace::roce {
@@ -657,6 +659,34 @@ TEST(Cm, IdZeroNamesNoConnection) {
   net.a.receive({{}, RtuMessage{.remote_comm_id = id.value}}, net.b.path, net.now);
   EXPECT_TRUE(net.a.log.empty());
   EXPECT_EQ(net.a.agent.connections(), 1u);
+}
+
+// Found by the simulator: a GUID that is made from the seed, as the engine makes its own, took the seed out
+// of the IDs, and every boot began with the same.
+TEST(Cm, IdsDifferFromBootToBootHoweverTheGuidIsMade) {
+  for (const uint64_t relation : {uint64_t{0}, uint64_t{0x6d696c6c72616365}}) {
+    std::set<uint32_t> ids;
+    for (uint64_t seed = 1; seed <= 50; seed++) {
+      Net net;
+      CmAgent boot({.ca_guid = seed ^ relation, .seed = seed}, net.a.pool);
+      ids.insert(boot.connect(net.a.path, kService, kQpA, 1, {}, net.now, net.a.out).value);
+      drain(net.a.out);
+    }
+    EXPECT_EQ(ids.size(), 50u);
+  }
+}
+
+TEST(Cm, RepeatsOfARequestGoByTheNewNeighbour) {
+  Net net;
+  net.drop = [](const CmMessage&) { return true; };
+  const CmId id = net.connect();
+  const MacAddress other{{2, 9, 9, 9, 9, 9}};
+  net.a.agent.redirect(id, other);
+  net.now += seconds(1);
+  net.a.agent.poll(net.now, net.a.out);
+  const auto frames = drain(net.a.out);
+  ASSERT_EQ(frames.size(), 1u);
+  EXPECT_TRUE(std::equal(other.bytes.begin(), other.bytes.end(), frames[0].begin()));
 }
 
 }  // namespace

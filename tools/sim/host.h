@@ -48,7 +48,7 @@ class Host final : public Node, private FrameSink {
   // Called after each turn of a host that has not crashed.
   std::function<void(Time now)> after_turn;
   // From now on its communicators believe in twice the window that START tells them.
-  void make_eager() { eager_ = true; }
+  void set_eager(bool eager) { eager_ = eager; }
   uint64_t foreign_frames() const { return foreign_; }  // flooded to it, not addressed to it
 
  private:

@@ -20,8 +20,12 @@ constexpr Time kRestMax = seconds(45);
 
 class Swarm final : private Observer {
  public:
-  Swarm(const Plan& plan, Arena& arena)
-      : plan_(plan), fabric_(plan.fabric), wire_(judges_.violations), books_(judges_.violations) {
+  Swarm(const Plan& plan, Arena& arena, const Dump& dump)
+      : plan_(plan),
+        dump_(dump),
+        fabric_(plan.fabric),
+        wire_(judges_.violations),
+        books_(judges_.violations) {
     Network& n = fabric_.network();
     n.add_observer(*this);
     for (uint16_t s = 0; s < fabric_.switches(); s++) {
@@ -39,7 +43,10 @@ class Swarm final : private Observer {
             std::make_unique<Member>(*groups_.back(), r, fabric_, arena, judges_));
     }
     for (const uint16_t h : plan_.eager) {
-      fabric_.host(h).make_eager();
+      fabric_.host(h).set_eager(true);
+      // By its window a member says which results it has seen: where one that says so too early has lost one on the
+      // wire, nobody sends that again.
+      excuse_host(h);
       for (const bool v6 : {false, true}) wire_.tolerate(fabric_.host(h).address(v6).bytes);
     }
     for (uint16_t h = 0; h < fabric_.hosts(); h++)
@@ -92,6 +99,7 @@ class Swarm final : private Observer {
   static std::optional<check::Address> address(std::span<const uint8_t> frame, bool source);
 
   const Plan& plan_;
+  const Dump& dump_;
   Judges judges_;
   Fabric fabric_;
   check::WireCheck wire_;
@@ -121,6 +129,11 @@ void Swarm::sent(Time at, uint32_t node, uint32_t link, std::span<const uint8_t>
   judges_.trace.number(static_cast<uint64_t>(at.count()));
   judges_.trace.number(uint64_t{link} << 8 | static_cast<uint64_t>(fate));
   judges_.trace.bytes(frame);
+  if (dump_) {
+    static constexpr const char* fates[] = {"", " LOST", " TAIL DROP", " LINK DOWN"};
+    dump_(std::to_string(at.count()) + " " + fabric_.link_name(link) + ": " + check::describe_packet(frame) +
+          fates[static_cast<size_t>(fate)]);
+  }
   const auto source = address(frame, true);
   if (!source) return;
   if (!switches_.contains(node)) return wire_.sent(at.count(), frame, false);
@@ -282,6 +295,7 @@ void Swarm::heal() {
   for (auto& g : groups_) g->generations_max = 0;
   each([](GroupRun&, Member& m) { m.heal(); });
   for (uint16_t h = 0; h < fabric_.hosts(); h++) restart(h);
+  for (const uint16_t h : plan_.eager) fabric_.host(h).set_eager(false);
 }
 
 void Swarm::liveness() {
@@ -417,15 +431,15 @@ void SwarmStats::add(const SwarmStats& o) {
   virtual_time += o.virtual_time;
 }
 
-RunResult run_plan(const Plan& plan, Arena& arena) {
+RunResult run_plan(const Plan& plan, Arena& arena, const Dump& dump) {
   arena.reset();
-  return Swarm(plan, arena).run();
+  return Swarm(plan, arena, dump).run();
 }
 
-RunResult run_seed(uint64_t seed, Arena& arena, const NicChooser& nic) {
+RunResult run_seed(uint64_t seed, Arena& arena, const NicChooser& nic, const Dump& dump) {
   Plan plan = draw_plan(seed);
   plan.fabric.nic = nic;
-  return run_plan(plan, arena);
+  return run_plan(plan, arena, dump);
 }
 
 }  // namespace millrace::sim

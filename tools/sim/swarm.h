@@ -35,7 +35,9 @@ struct RunResult {
 // A host's NIC in the swarm, by its number; empty: SoftNic.
 using NicChooser = std::function<NicFactory(uint16_t host)>;
 
-RunResult run_seed(uint64_t seed, Arena& arena, const NicChooser& nic = {});
-RunResult run_plan(const Plan& plan, Arena& arena);
+// `dump`: is told every frame, as a line.
+using Dump = std::function<void(const std::string& line)>;
+RunResult run_seed(uint64_t seed, Arena& arena, const NicChooser& nic = {}, const Dump& dump = {});
+RunResult run_plan(const Plan& plan, Arena& arena, const Dump& dump = {});
 
 }  // namespace millrace::sim

@@ -2,6 +2,7 @@
 
 #include <zlib.h>
 
+#include <cstdio>
 #include <cstring>
 
 namespace millrace::sim::check {
@@ -126,6 +127,37 @@ WireKind read_packet(std::span<const uint8_t> f, bool check_icrc, WirePacket& ou
     if (crc != found) return bad("a wrong ICRC");
   }
   return WireKind::kRoce;
+}
+
+std::string describe_packet(std::span<const uint8_t> frame) {
+  static constexpr const char* names[] = {"SEND first", "SEND middle",    "SEND last",   "SEND last imm",
+                                          "SEND only",  "SEND only imm",  "WRITE first", "WRITE middle",
+                                          "WRITE last", "WRITE last imm", "WRITE only",  "WRITE only imm"};
+  static constexpr const char* mads[] = {"REQ", "MRA", "REJ", "REP", "RTU", "DREQ", "DREP"};
+  WirePacket p;
+  const char* why;
+  char text[160];
+  const WireKind kind = read_packet(frame, true, p, why);
+  if (kind == WireKind::kMalformed) return std::string("malformed: ") + why;
+  if (kind == WireKind::kOther) return "no RoCE, " + std::to_string(frame.size()) + " bytes";
+  if (p.mad()) {
+    const uint32_t a = be16(p.payload.data() + 16) - 0x10;
+    std::snprintf(text, sizeof(text), "%s %08x %08x", a < 7 ? mads[a] : "MAD", be32(p.payload.data() + 24),
+                  be32(p.payload.data() + 28));
+  } else if (p.cnp()) {
+    std::snprintf(text, sizeof(text), "CNP to %06x", p.dest_qp);
+  } else if (p.acknowledge()) {
+    const char* what = p.syndrome < 0x20    ? "ACK"
+                       : p.syndrome < 0x40  ? "RNR NAK"
+                       : p.syndrome == 0x60 ? "NAK"
+                                            : "NAK, fatal";
+    std::snprintf(text, sizeof(text), "%s to %06x PSN %06x MSN %u", what, p.dest_qp, p.psn, p.msn);
+  } else {
+    std::snprintf(text, sizeof(text), "%s to %06x PSN %06x%s, %zu bytes", names[p.opcode], p.dest_qp, p.psn,
+                  p.ack_request ? " AckReq" : "", p.payload.size());
+    if (p.with_immediate()) return std::string(text) + ", immediate " + std::to_string(p.immediate);
+  }
+  return text;
 }
 
 }  // namespace millrace::sim::check

@@ -41,6 +41,8 @@ enum class WireKind : uint8_t { kOther, kRoce, kMalformed };
 // kOther: no UDP to port 4791. kMalformed: `why` names what is wrong, the ICRC included unless `check_icrc`
 // is false.
 WireKind read_packet(std::span<const uint8_t> frame, bool check_icrc, WirePacket& out, const char*& why);
+// One line: opcode, queue pair, PSN and what else it carries.
+std::string describe_packet(std::span<const uint8_t> frame);
 uint32_t compute_icrc(std::span<const uint8_t> frame, size_t ip_at, size_t end);
 
 inline uint32_t be16(const uint8_t* p) { return static_cast<uint32_t>(p[0] << 8 | p[1]); }
