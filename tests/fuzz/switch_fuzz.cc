@@ -207,7 +207,7 @@ class World {
 
  private:
   struct Put {
-    Bytes bytes;
+    std::shared_ptr<const Bytes> bytes;
     uint16_t port;
   };
 
@@ -240,9 +240,10 @@ class World {
     if (!frame) return;
     Bytes b(frame.total_length());
     frame.copy_to(b.data());
-    put({std::move(b), static_cast<uint16_t>(host)});
+    put(std::move(b), static_cast<uint16_t>(host));
   }
 
+  void put(Bytes bytes, uint16_t port) { put({std::make_shared<const Bytes>(std::move(bytes)), port}); }
   void put(Put p) {
     if (history.size() == kHistoryMax) history.erase(history.begin());
     history.push_back(p);
@@ -256,11 +257,11 @@ class World {
     const size_t frames = waiting.size();
     for (Put& p : waiting) {
       Frame f = Frame::allocate(*pool);
-      if (!f || p.bytes.size() > 768 - FramePool::kHeadroom) continue;  // the driver has no buffer for it
-      std::copy(p.bytes.begin(), p.bytes.end(), f.buffer()->data());
-      f.buffer()->length = static_cast<uint32_t>(p.bytes.size());
+      if (!f || p.bytes->size() > 768 - FramePool::kHeadroom) continue;  // the driver has no buffer for it
+      std::copy(p.bytes->begin(), p.bytes->end(), f.buffer()->data());
+      f.buffer()->length = static_cast<uint32_t>(p.bytes->size());
       f.set_port(p.port);
-      oracle.enters(p.bytes);
+      oracle.enters(f.bytes());
       burst.push(std::move(f));
     }
     waiting.clear();
@@ -279,17 +280,17 @@ class World {
     while (Frame f = out.pop()) {
       Bytes b(f.total_length());
       f.copy_to(b.data());
-      oracle.leaves(b, f.port());
-      hear(b, f.port());
+      Packet p;
+      const bool roce = parse(b, p) == ParseVerdict::kOk;
+      const auto mad = roce && p.dest_qp() == kGsiQpn ? decode_cm(p.payload) : std::nullopt;
+      oracle.leaves(b, f.port(), roce ? &p : nullptr, mad ? &*mad : nullptr);
+      if (roce && p.dst_mac == host_mac(f.port())) hear(p, mad, f.port());
     }
   }
 
-  void hear(Bytes& bytes, size_t host) {
-    Packet p;
-    if (parse(bytes, p) != ParseVerdict::kOk || p.dst_mac != host_mac(host)) return;
+  void hear(const Packet& p, const std::optional<CmMessage>& mad, size_t host) {
     if (p.dest_qp() == kGsiQpn) {
-      const auto m = decode_cm(p.payload);
-      const auto* rep = m ? std::get_if<RepMessage>(&m->body) : nullptr;
+      const auto* rep = mad ? std::get_if<RepMessage>(&mad->body) : nullptr;
       if (!rep) return;
       for (Member& member : members[host]) {
         if (member.comm_id != rep->remote_comm_id || member.switch_qpn.value != 0) continue;
@@ -440,63 +441,64 @@ class World {
       case 0:
       case 1:
         if (own.is_v4())
-          return put({arp(1 + what % 2, mac, own, target, what % 8 ? kSwitchMac : kBroadcastMac), port});
-        return put(
-            {neighbour(what % 2 ? 136 : 135, mac, own, target, what % 2 ? own : target, kSwitchMac), port});
+          return put(arp(1 + what % 2, mac, own, target, what % 8 ? kSwitchMac : kBroadcastMac), port);
+        return put(neighbour(what % 2 ? 136 : 135, mac, own, target, what % 2 ? own : target, kSwitchMac),
+                   port);
       case 2:
         return put(
-            {neighbour(135, mac, address_of(host, true), target, target, {{0x33, 0x33, 0xFF, 0, 0, 0x64}}),
-             port});
+            neighbour(135, mac, address_of(host, true), target, target, {{0x33, 0x33, 0xFF, 0, 0, 0x64}}),
+            port);
       case 3:
-        return put({echo(kSwitchMac, mac, target, own, 64), port});
+        return put(echo(kSwitchMac, mac, target, own, 64), port);
       case 4:
-        return put({echo(kSwitchMac, mac, target, own, 1), port});
+        return put(echo(kSwitchMac, mac, target, own, 1), port);
       case 5:
-        return put({echo(host_mac((host + 1) % kPorts), mac, target, own, 64), port});
+        return put(echo(host_mac((host + 1) % kPorts), mac, target, own, 64), port);
       case 6: {
         Bytes b = echo(kSwitchMac, mac, target, own, 64);
         const Bytes tag = {0x81, 0, 0, 5};
         b.insert(b.begin() + 12, tag.begin(), tag.end());
-        return put({std::move(b), port});
+        return put(std::move(b), port);
       }
       default:
-        return put({echo(kBroadcastMac, mac, target, own, 64), port});
+        return put(echo(kBroadcastMac, mac, target, own, 64), port);
     }
   }
 
   void raw(size_t host) {
     const auto bytes = in.take(in.below(200));
-    put({Bytes(bytes.begin(), bytes.end()), static_cast<uint16_t>(host)});
+    put(Bytes(bytes.begin(), bytes.end()), static_cast<uint16_t>(host));
   }
 
   void mutated() {
     if (history.empty()) return;
     const uint8_t how = in.byte();
-    Put p = history[how < 0x80 ? history.size() - 1 : in.below(history.size())];
-    if (p.bytes.empty()) return;
-    for (size_t n = 1 + (how & 3); n > 0 && !p.bytes.empty(); n--) {
-      const size_t at = in.u16() % p.bytes.size();
+    const Put& from = history[how < 0x80 ? history.size() - 1 : in.below(history.size())];
+    Bytes b = *from.bytes;
+    uint16_t port = from.port;
+    for (size_t n = 1 + (how & 3); n > 0 && !b.empty(); n--) {
+      const size_t at = in.u16() % b.size();
       const uint8_t value = in.byte();
       switch (how >> 2 & 7) {
         case 0:
-          p.bytes.resize(at);
+          b.resize(at);
           break;
         case 1:
-          p.bytes.insert(p.bytes.begin() + static_cast<ptrdiff_t>(at), 1 + value % 16, value);
+          b.insert(b.begin() + static_cast<ptrdiff_t>(at), 1 + value % 16, value);
           break;
         case 2:
-          p.bytes[at] = value;
+          b[at] = value;
           break;
         case 3:
-          p.bytes[at] = static_cast<uint8_t>(p.bytes[at] + (value & 1 ? 1 : -1));
+          b[at] = static_cast<uint8_t>(b[at] + (value & 1 ? 1 : -1));
           break;
         default:
-          p.bytes[at] ^= value;
+          b[at] ^= value;
       }
     }
-    if (how & 0x20) p.port = static_cast<uint16_t>((p.port + 1) % kPorts);
-    if (!(how & 0x40)) repair(p.bytes);
-    put(std::move(p));
+    if (how & 0x20) port = static_cast<uint16_t>((port + 1) % kPorts);
+    if (!(how & 0x40)) repair(b);
+    put(std::move(b), port);
   }
 
   void pass_time(uint8_t how) {
@@ -516,7 +518,7 @@ class World {
   uint32_t last_id = 0;
   const uint64_t tcp_service = tcp_service_id(18600);
   Time now{std::chrono::seconds(1)};
-  HeapFramePool host_pool{1024, 4, true};
+  HeapFramePool host_pool{1024, 1};
   std::unique_ptr<HeapFramePool> pool;
   std::unique_ptr<switching::Pipeline> pipeline;
   SwitchOracle oracle{kSwitchMac, kPorts};

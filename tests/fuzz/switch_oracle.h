@@ -32,19 +32,20 @@ class SwitchOracle {
       note_contribution(link->second, p.psn(), p.op->send);
   }
 
-  void leaves(std::span<uint8_t> frame, uint16_t port) {
+  // `packet` is what was parsed of the frame, nullptr if it did not; `message` the MAD in it, if it holds
+  // one.
+  void leaves(std::span<const uint8_t> frame, uint16_t port, const roce::Packet* packet,
+              const roce::CmMessage* message) {
     FUZZ_CHECK(port < ports_);
     FUZZ_CHECK(frame.size() >= sizeof(roce::EthernetHeader));
-    const auto& eth = *reinterpret_cast<const roce::EthernetHeader*>(frame.data());
-    roce::Packet p;
     // A frame that passes through need not be well formed; what we make ourselves must be.
-    if (eth.src != mac_ || roce::parse(frame, p) != roce::ParseVerdict::kOk) return;
-    if (!own(p.src_ip)) return;  // routed
+    if (packet == nullptr || packet->src_mac != mac_ || !own(packet->src_ip)) return;
+    const roce::Packet& p = *packet;
     FUZZ_CHECK(roce::icrc_ok(p));
     if (p.dest_qp() == kGsiQpn) {
-      const auto m = roce::decode_cm(p.payload);
-      FUZZ_CHECK(m, "a MAD of ours that nobody can read");
-      if (const auto* rep = std::get_if<roce::RepMessage>(&m->body)) note_reply(p, m->header, *rep);
+      FUZZ_CHECK(message != nullptr, "a MAD of ours that nobody can read");
+      if (const auto* rep = std::get_if<roce::RepMessage>(&message->body))
+        note_reply(p, message->header, *rep);
       return;
     }
     FUZZ_CHECK(asked(p), "sent to a queue pair that never asked to join");
