@@ -21,9 +21,11 @@ ENGINE_DROPS = {"aggregation.unknown_qp", "aggregation.qp_source_mismatch", "agg
 # What counts every frame, and says nothing about what was done with it. Addresses are learned per VLAN, and garbage
 # has tags of many.
 TRAFFIC = {"pipeline.received", "pipeline.to_engine", "pipeline.l2_learned", "cm.mads_received", "aggregation.packets"}
-# The kernels of the hosts say something now and then (neighbour discovery, group membership).
+# The kernels of the hosts say something now and then (neighbour discovery, group membership), and the switch announces
+# its addresses in its first ten seconds.
 CHATTER = {"pipeline.flooded", "pipeline.flood_copies", "pipeline.emitted", "pipeline.forwarded", "pipeline.no_egress",
-           "pipeline.arp_replied", "pipeline.nd_replied", "pipeline.reserved_multicast"}
+           "pipeline.arp_replied", "pipeline.nd_replied", "pipeline.reserved_multicast", "pipeline.from_router",
+           "router_frames.flooded"}
 
 
 class Flood(e2e.LabTest):
