@@ -42,7 +42,7 @@ class Suite:
         return os.path.join(HERE, self.program)
 
 
-GTESTS = (("unit", 60, "tests/unit_tests"), ("vectors", 30, "tests/vector_tests"), ("sim", 120, "tests/sim_tests"),
+GTESTS = (("unit", 60, "tests/unit_tests"), ("vectors", 30, "tests/vector_tests"), ("sim", 180, "tests/sim_tests"),
           ("fuzz", 60, "tests/fuzz_smoke"))
 SANITIZER_SLOWDOWN = 3
 
