@@ -145,8 +145,10 @@ void Engine::Impl::handle_cm_events(Time now, FrameList& out) {
     }
     Link& link = *found->second;
     if (event.kind == Kind::kEstablished) link.established = true;
-    if (event.kind == Kind::kDisconnected) leave(link, true, now);
-    if (event.kind == Kind::kUnreachable || event.kind == Kind::kRejected) leave(link, false, now);
+    if (event.kind == Kind::kDisconnected)
+      leave(link, true, now, out);
+    else if (event.kind == Kind::kUnreachable || event.kind == Kind::kRejected)
+      leave(link, false, now, out);
   }
 }
 

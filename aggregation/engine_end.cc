@@ -96,9 +96,50 @@ bool Engine::Impl::in_progress(const Group& g) const {
                      [](const Stripe& s) { return s.slots.slot(s.slots.released()).headers > 0; });
 }
 
-void Engine::Impl::leave(Link& link, bool goodbye, Time now) {
+void Engine::Impl::detach(Link& l, const JoinReject& why, Time now, FrameList& out) {
+  // Whoever is not connected yet, so that no terminal message reaches it, learns it by the REJ.
+  if (!l.disconnected) cm.disconnect(l.cm, now, out, encode(why));
+  add_counts(l.qp, counters);
+  by_qpn.erase(l.qp.local().value);
+  by_cm.erase(l.cm.value);
+}
+
+// Links of this group, or of one of its members, may still stand in the list of those with something to send.
+void Engine::Impl::forget_queued(const Group& g, const Member* m) {
+  size_t kept = 0;
+  for (size_t i = 0; i < active_size; i++) {
+    Link* l = active[(active_head + i) % active.size()];
+    if (l->group != &g || (m != nullptr && l->member != m))
+      active[(active_head + kept++) % active.size()] = l;
+  }
+  active_size = kept;
+}
+
+// A member of a group that has not started is gone, or never was: a late copy of a dead process's REQ.
+// Nothing has been reduced, so its place is free again and the others go on waiting for its rank.
+void Engine::Impl::evict(Member& m, Time now, FrameList& out) {
+  const auto any = std::find_if(m.links.begin(), m.links.end(), [](auto& l) { return l != nullptr; });
+  Group& g = *(*any)->group;
+  forget_queued(g, &m);
+  for (auto& l : m.links) {
+    if (!l) continue;
+    detach(*l, {Code::kMemberLost, 0, describe(m) + " did not answer when its rank joined again"}, now, out);
+    g.joined--;
+  }
+  g.members[m.rank].reset();
+  counters.members_evicted++;
+  // Whoever joins next is the group's first.
+  if (g.joined == 0) g.created = now;
+}
+
+void Engine::Impl::leave(Link& link, bool goodbye, Time now, FrameList& out) {
   Group& g = *link.group;
   Member& m = *link.member;
+  if (g.state == Group::State::kJoining && !goodbye) {
+    link.disconnected = true;  // its CM connection has ended
+    evict(m, now, out);
+    return;
+  }
   link.disconnected = true;
   by_cm.erase(link.cm.value);
   m.left = true;
@@ -106,7 +147,7 @@ void Engine::Impl::leave(Link& link, bool goodbye, Time now) {
   if (g.in_table) table.erase(g.key);
   g.in_table = false;
   if (g.state == Group::State::kJoining)
-    lost(link, goodbye ? "left before all ranks had joined" : "did not complete its connection", now);
+    lost(link, "left before all ranks had joined", now);
   else if (!goodbye)
     lost(link, "did not complete its connection", now);
   else if (g.state == Group::State::kDisagreeing)
@@ -185,21 +226,10 @@ void Engine::Impl::bury(Time now, FrameList& out) {
     for (auto& m : g.members) {
       if (!m) continue;
       for (auto& l : m->links) {
-        if (!l) continue;
-        // Whoever is not connected yet, so that no terminal message reaches it, learns it by the REJ.
-        if (!l->disconnected) cm.disconnect(l->cm, now, out, encode(JoinReject{g.code, 0, g.reason}));
-        add_counts(l->qp, counters);
-        by_qpn.erase(l->qp.local().value);
-        by_cm.erase(l->cm.value);
+        if (l) detach(*l, {g.code, 0, g.reason}, now, out);
       }
     }
-    // Links of this group may still stand in the list of those with something to send.
-    size_t kept = 0;
-    for (size_t i = 0; i < active_size; i++) {
-      Link* l = active[(active_head + i) % active.size()];
-      if (l->group != &g) active[(active_head + kept++) % active.size()] = l;
-    }
-    active_size = kept;
+    forget_queued(g, nullptr);
     memory -= g.memory;
     counters.groups_ended++;
     groups.erase(found);

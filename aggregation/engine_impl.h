@@ -41,7 +41,7 @@ struct Engine::Impl {
   Group* form(const GroupKey& key, const JoinRequest& join, Time now, JoinReject& refusal);
   bool authorised(const roce::CmEvent& request, const JoinRequest& join) const;
   void refuse(roce::CmId id, const JoinReject& refusal, Time now, FrameList& out);
-  void start(Group& group);
+  void start_if_complete(Group& group);
   void settle_contested(Time now, FrameList& out);
   uint64_t memory_needed(uint16_t world, uint8_t stripes) const;
   uint32_t requests_per_link() const;
@@ -51,7 +51,10 @@ struct Engine::Impl {
   void fail(Group& group, Code code, std::vector<uint16_t> ranks, const std::string& text, Time now);
   void breach(Link& link, const std::string& what, Time now);
   void lost(Link& link, const std::string& how, Time now);
-  void leave(Link& link, bool goodbye, Time now);
+  void leave(Link& link, bool goodbye, Time now, FrameList& out);
+  void evict(Member& member, Time now, FrameList& out);
+  void detach(Link& link, const JoinReject& why, Time now, FrameList& out);
+  void forget_queued(const Group& group, const Member* member);
   void disagree(Link& link, uint64_t segment, Time now);
   void resolve_disagreement(Group& group, Time now);
   bool in_progress(const Group& group) const;

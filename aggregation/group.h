@@ -73,7 +73,7 @@ struct Group {
   uint64_t operation = 0;
   std::vector<uint8_t> start, terminal;  // messages in flight; kept until the group is gone
   std::string reason;
-  Code code{};  // of the failure
+  Code code{};               // of the failure
   Time resolve_at = kNever;  // kDisagreeing: when to judge with the headers that are there
   uint8_t disagree_stripe = 0;
   uint64_t disagree_segment = 0;

@@ -364,6 +364,38 @@ TEST(Join, AMemberNotYetConnectedLearnsWhyItsGroupEnded) {
   EXPECT_EQ(a.status(), MR_ERR_ABORTED) << a.text();
 }
 
+// A copy of a dead process's REQ reaches the switch when that has been restarted and knows nothing of it: the
+// ghost holds a rank, and its eviction must not cost the others their group.
+TEST(Join, ALateCopyOfADeadProcesssRequestFailsNobody) {
+  ClusterConfig cc;
+  cc.hosts = 3;
+  Cluster c(cc);
+  std::vector<uint8_t> req;
+  c.tap = [&](uint16_t host, bool to_switch, std::span<const uint8_t> f) {
+    if (to_switch && host == 1 && req.empty() && f.size() > 300) req.assign(f.begin(), f.end());
+  };
+  join_all(c, 3);
+  c.run_for(milliseconds(5));
+  ASSERT_FALSE(req.empty());
+  c.fabric().restart_switch(0, false);
+  for (uint16_t h = 0; h < 3; h++) c.restart_host(h);
+  c.run_for(milliseconds(5));
+  c.inject(1, req);
+  c.run_for(milliseconds(1));
+  ASSERT_EQ(c.pipeline().engine().queue_pairs(), 1u) << "no ghost has been made";
+  const auto comms = join_all(c, 3);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }, seconds(4))) << comms[0]->text() << comms[1]->text();
+  EXPECT_EQ(c.pipeline().engine().counters().members_evicted, 1u);
+  EXPECT_EQ(c.pipeline().engine().counters().groups_failed, 0u);
+  Job job;
+  std::vector<Communicator*> all = comms;
+  run_job(c, all, job);
+  job.check();
+  for (auto* comm : comms) comm->close(c.now());
+  for (uint16_t h = 0; h < 3; h++) c.host(h).pump(c.now());
+  expect_nothing_left(c);
+}
+
 TEST(Shutdown, TellsEveryMemberAndDrains) {
   ClusterConfig cc;
   Group g(cc);

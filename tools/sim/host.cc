@@ -20,7 +20,7 @@ NicConfig nic_config(const HostConfig& c, uint64_t seed) {
   n.mac = c.stack.mac;
   n.addresses = {c.stack.ip4, c.stack.ip6};
   n.seed = seed;
-  n.ca_guid = seed ^ 0x5a5a5a5a5a5a5a5aull;
+  n.ca_guid = c.guid;
   n.first_psn = c.first_psn;
   n.gbit = c.gbit;
   return n;
@@ -28,7 +28,10 @@ NicConfig nic_config(const HostConfig& c, uint64_t seed) {
 
 }  // namespace
 
-Host::Host(const HostConfig& config) : config_(config), stack_(config.stack) { restart(config.seed); }
+Host::Host(const HostConfig& config) : config_(config), stack_(config.stack) {
+  if (config_.guid == 0) config_.guid = config_.seed ^ 0x5a5a5a5a5a5a5a5aull;
+  restart(config.seed);
+}
 Host::~Host() {
   for (const Arrival& a : inbox_) network_->recycle(a.packet);
 }

@@ -16,6 +16,7 @@ namespace millrace::sim {
 struct HostConfig {
   StackConfig stack;
   uint64_t seed = 1;
+  uint64_t guid = 0;  // of the NIC, the same in all processes; 0: made from the first one's seed
   std::optional<uint32_t> first_psn;
   double gbit = 100;
   NicFactory nic;  // empty: SoftNic

@@ -245,6 +245,7 @@ std::string report(const ManyResult& result, double wall) {
                                                     {"cnps_sent", e.cnps_sent},
                                                     {"cnps_received", e.cnps_received},
                                                     {"window_breaches", e.window_breaches},
+                                                    {"members_evicted", e.members_evicted},
                                                     {"stragglers", e.stragglers},
                                                     {"results_not_built", e.results_not_built},
                                                     {"unknown_qp", e.unknown_qp},

@@ -30,7 +30,7 @@ struct NicConfig {
   MacAddress mac;
   std::vector<IpAddress> addresses;   // its own: one IPv4 and one IPv6
   uint64_t seed = 1;                  // of everything random: QPNs, PSNs, rkeys, CM IDs
-  uint64_t ca_guid = 1;               // unique per host and boot
+  uint64_t ca_guid = 1;               // unique per NIC; a new process on the host has the same
   std::optional<uint32_t> first_psn;  // fixes every first PSN, for tests of the wrap
   double gbit = 100;                  // line rate, for pacing
   // Asked again every few milliseconds while a connect waits for it; nullopt: not known yet.

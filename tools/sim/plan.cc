@@ -116,6 +116,7 @@ class Drawer {
 
   void eager() {
     const FabricConfig& f = plan_.fabric;
+    if (below(6) == 0) has(FaultKind::kLateCopy);
     if (below(10) != 0 || f.hosts < 2) return;
     plan_.eager.push_back(static_cast<uint16_t>(below(f.hosts)));
     has(FaultKind::kEager);
@@ -275,7 +276,7 @@ class Drawer {
         if (!g.refused)
           frames +=
               uint64_t{2} * f.engine.window * ((f.engine.segment_bytes + 64) / f.engine.mtu) * g.stripes;
-      f.switch_frames = static_cast<uint32_t>(frames + between(24, 100));
+      f.switch_frames = static_cast<uint32_t>(frames + between(8, 40));
       has(FaultKind::kFewFrames);
     }
   }

@@ -43,8 +43,9 @@ namespace millrace::sim {
   X(kMismatch, "disagreement")                                                                   \
   X(kQuota, "quota_refusal")                                                                     \
   X(kSecret, "wrong_secret")                                                                     \
-  X(kEager, "window_breach")    /* a host that believes in twice the window */                   \
-  X(kLateJoiner, "late_joiner") /* a rank that joins seconds after the others */
+  X(kLateCopy, "late_req_copies") /* of REQs, up to seconds after their connection is over */    \
+  X(kEager, "window_breach")      /* a host that believes in twice the window */                 \
+  X(kLateJoiner, "late_joiner")   /* a rank that joins seconds after the others */
 
 enum class FaultKind : uint8_t {
 #define X(id, text) id,

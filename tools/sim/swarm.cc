@@ -25,7 +25,8 @@ class Swarm final : private Observer {
         dump_(dump),
         fabric_(plan.fabric),
         wire_(judges_.violations),
-        books_(judges_.violations) {
+        books_(judges_.violations),
+        late_(plan.seed ^ 0x6c617465) {
     Network& n = fabric_.network();
     n.add_observer(*this);
     for (uint16_t s = 0; s < fabric_.switches(); s++) {
@@ -44,8 +45,8 @@ class Swarm final : private Observer {
     }
     for (const uint16_t h : plan_.eager) {
       fabric_.host(h).set_eager(true);
-      // By its window a member says which results it has seen: where one that says so too early has lost one on the
-      // wire, nobody sends that again.
+      // By its window a member says which results it has seen: where one that says so too early has lost one
+      // on the wire, nobody sends that again.
       excuse_host(h);
       for (const bool v6 : {false, true}) wire_.tolerate(fabric_.host(h).address(v6).bytes);
     }
@@ -90,6 +91,7 @@ class Swarm final : private Observer {
   void excuse_host(uint16_t host);
   void excuse_switch(uint16_t s);
   void excuse_all_through_links();
+  void copy_later(uint32_t node, std::span<const uint8_t> frame);
   void stand_by();  // lets members come back whose group forms again
   void occupancy(uint16_t s, uint32_t held);
 
@@ -108,6 +110,8 @@ class Swarm final : private Observer {
   std::set<uint32_t> switches_;
   std::map<uint32_t, std::set<check::Address>> own_;  // addresses of switches, by node
   std::array<uint64_t, kFaultKinds> injected_{};
+  Random late_;
+  unsigned copies_left_ = 40;
   bool healed_ = false, last_round_ = false;
 };
 
@@ -136,10 +140,31 @@ void Swarm::sent(Time at, uint32_t node, uint32_t link, std::span<const uint8_t>
   }
   const auto source = address(frame, true);
   if (!source) return;
-  if (!switches_.contains(node)) return wire_.sent(at.count(), frame, false);
+  if (!switches_.contains(node)) {
+    if (plan_.has[static_cast<size_t>(FaultKind::kLateCopy)] && !healed_) copy_later(node, frame);
+    return wire_.sent(at.count(), frame, false);
+  }
   if (own_[node].contains(*source)) return wire_.sent(at.count(), frame, true);
   // What was corrupted on its way is passed on as it is; only what came intact must leave intact.
   if (plan_.wire.corrupt == 0 || last_round_) wire_.passed(at.count(), frame);
+}
+
+// A copy of some REQs comes again, long after.
+void Swarm::copy_later(uint32_t node, std::span<const uint8_t> frame) {
+  check::WirePacket p;
+  const char* why;
+  if (check::read_packet(frame, false, p, why) != check::WireKind::kRoce || !p.mad() ||
+      check::be16(p.payload.data() + 16) != 0x10 || copies_left_ == 0 || !late_.one_in(3))
+    return;
+  copies_left_--;
+  const Time when =
+      fabric_.now() + std::chrono::microseconds(late_.between(10, late_.one_in(2) ? 20000 : 8000000));
+  fabric_.network().at(when, [this, node, bytes = std::vector<uint8_t>(frame.begin(), frame.end())] {
+    if (healed_) return;
+    injected_[static_cast<size_t>(FaultKind::kLateCopy)]++;
+    for (uint16_t h = 0; h < fabric_.hosts(); h++)
+      if (fabric_.host(h).id() == node) fabric_.network().send(fabric_.host(h), 0, bytes);
+  });
 }
 
 void Swarm::arrived(Time at, uint32_t node, uint32_t, std::span<const uint8_t> frame) {
