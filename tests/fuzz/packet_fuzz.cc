@@ -1,6 +1,7 @@
 // The parser of RoCEv2 packets. The first byte says whether lengths, checksums and ICRC are repaired first,
 // so that inputs get past them; the rest is the frame. What parses is built again and must come out the same,
 // and its ICRC is computed once more here, bit by bit.
+#include <algorithm>
 #include <memory>
 
 #include "roce/build.h"
@@ -44,8 +45,8 @@ void repair(std::span<uint8_t> b, uint8_t how) {
 
 // Annex A17.3.3 in the plainest way: eight bytes of ones, then the packet with its variant fields as ones.
 uint32_t plain_icrc(const Packet& p) {
-  Bytes covered(8, 0xFF);
-  covered.insert(covered.end(), p.ip.begin(), p.ip.end() - kIcrcBytes);
+  Bytes covered(8 + p.ip.size() - kIcrcBytes, 0xFF);
+  std::copy(p.ip.begin(), p.ip.end() - kIcrcBytes, covered.begin() + 8);
   uint8_t* ip = covered.data() + 8;
   const bool v4 = ip[0] >> 4 == 4;
   if (v4) {
