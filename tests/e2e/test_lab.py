@@ -43,8 +43,10 @@ def exists(pid):
 class LabLeavesNothing(unittest.TestCase):
     def end_by(self, number):
         """Starts a lab in another process, ends that by a signal; (prefix, sleeper's pid, folder, exit status)."""
+        # A shell starts background jobs with SIGINT ignored, which is inherited: the lab is to be ended by it.
         owner = subprocess.Popen([sys.executable, "-c", _SLEEPER.format(path=os.path.join(e2e.ROOT, "testbed"))],
-                                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+                                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         prefix, pid, folder = owner.stdout.readline().split()
         self.assertTrue(exists(pid))
         owner.send_signal(number)
