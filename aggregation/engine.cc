@@ -198,9 +198,14 @@ void Engine::Impl::tick_group(Group& g, Time now) {
   }
 }
 
-void Engine::Impl::tick_link(Link& link, Time now) {
-  if (link.disconnected) return;  // it has said goodbye and owes nothing
+// False: the link is gone, and its member with it.
+bool Engine::Impl::tick_link(Link& link, Time now, FrameList& out) {
+  if (link.disconnected) return true;  // it has said goodbye and owes nothing
   if (now >= link.qp.next_deadline()) {
+    if (link.qp.dead(now) && !link.established && link.group->state == Group::State::kJoining) {
+      evict(*link.member, now, out);
+      return false;
+    }
     if (link.qp.dead(now) && link.group->state != Group::State::kFailed)
       lost(link,
            "has not acknowledged anything for " +
@@ -212,16 +217,15 @@ void Engine::Impl::tick_link(Link& link, Time now) {
   }
   const Time deadline = link.qp.next_deadline();
   if (deadline > now) next_tick = std::min(next_tick, deadline);
+  return true;
 }
 
-void Engine::Impl::tick(Time now) {
+void Engine::Impl::tick(Time now, FrameList& out) {
   next_tick = groups.empty() ? kNever : now + kGroupTick;
-  for (auto& [id, group] : groups) {
+  for (auto& [id, group] : groups)
     for (auto& m : group->members)
-      if (m)
-        for (auto& l : m->links)
-          if (l) tick_link(*l, now);
-  }
+      for (size_t i = 0; m && i < m->links.size(); i++)
+        if (m->links[i] && !tick_link(*m->links[i], now, out)) break;
   for (auto& [id, group] : groups) {
     tick_group(*group, now);
     if (group->state != Group::State::kFailed) continue;
@@ -238,7 +242,7 @@ void Engine::Impl::poll(Time now, FrameList& out) {
   if (now >= cm.next_deadline()) cm.poll(now, out);
   handle_cm_events(now, out);
   if (!contested.empty()) settle_contested(now, out);
-  if (now >= next_tick) tick(now);
+  if (now >= next_tick) tick(now, out);
   for (size_t turns = active_size; turns > 0; turns--) {
     Link& link = *active[active_head];
     active_head = (active_head + 1) % active.size();

@@ -128,8 +128,15 @@ void Engine::Impl::evict(Member& m, Time now, FrameList& out) {
   }
   g.members[m.rank].reset();
   counters.members_evicted++;
-  // Whoever joins next is the group's first.
-  if (g.joined == 0) g.created = now;
+  if (g.joined != 0) return;
+  // Nobody is left: whoever joins next forms another group, and this one's memory is free at once.
+  if (g.in_table) table.erase(g.key);
+  g.in_table = false;
+  g.state = Group::State::kFailed;
+  g.code = Code::kMemberLost;
+  g.reason = "nobody is left";
+  g.gone_at = now;
+  next_tick = std::min(next_tick, now);
 }
 
 void Engine::Impl::leave(Link& link, bool goodbye, Time now, FrameList& out) {

@@ -18,8 +18,8 @@ struct Engine::Impl {
   void poll(Time now, FrameList& out);
   Time next_deadline() const;
   void handle_cm_events(Time now, FrameList& out);
-  void tick(Time now);
-  void tick_link(Link& link, Time now);
+  void tick(Time now, FrameList& out);
+  bool tick_link(Link& link, Time now, FrameList& out);
   void tick_group(Group& group, Time now);
   void queue(Link& link);  // has something to send
   static void forget_completions(Link& link);

@@ -396,6 +396,57 @@ TEST(Join, ALateCopyOfADeadProcesssRequestFailsNobody) {
   expect_nothing_left(c);
 }
 
+// The host that sent it answers the REP with a REJ: a group of nobody must not wait for the join time-out.
+TEST(Join, AGhostThatIsAloneLeavesNothing) {
+  ClusterConfig cc;
+  cc.hosts = 2;
+  Cluster c(cc);
+  std::vector<uint8_t> req;
+  c.tap = [&](uint16_t host, bool to_switch, std::span<const uint8_t> f) {
+    if (to_switch && host == 1 && req.empty() && f.size() > 300) req.assign(f.begin(), f.end());
+  };
+  const auto comms = join_all(c, 2);
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }, seconds(4)));
+  for (auto* comm : comms) comm->close(c.now());
+  for (uint16_t h = 0; h < 2; h++) c.host(h).pump(c.now());
+  c.run_for(milliseconds(5));
+  c.fabric().restart_switch(0, false);
+  c.run_for(milliseconds(5));
+  c.inject(1, req);
+  c.run_for(milliseconds(1));
+  const auto& engine = c.pipeline().engine();
+  EXPECT_EQ(engine.counters().groups_formed, 1u) << "no ghost has been made";
+  ASSERT_TRUE(c.run([&] { return engine.queue_pairs() == 0; }, seconds(1)));
+  c.run_for(milliseconds(20));
+  EXPECT_EQ(engine.counters().members_evicted, 1u);
+  EXPECT_EQ(engine.memory_reserved(), 0u);
+  EXPECT_TRUE(engine.groups(c.now()).empty());
+}
+
+// One that nobody answers for: its rank's own process, which comes later, finds the place free.
+TEST(Join, ASilentGhostIsEvictedAndTheOthersWait) {
+  ClusterConfig cc;
+  cc.hosts = 4;
+  Cluster c(cc);
+  std::vector<uint8_t> req;
+  c.tap = [&](uint16_t host, bool to_switch, std::span<const uint8_t> f) {
+    if (to_switch && host == 1 && req.empty() && f.size() > 300) req.assign(f.begin(), f.end());
+  };
+  join_all(c, 4);
+  c.run_for(milliseconds(5));
+  c.fabric().restart_switch(0, false);
+  for (uint16_t h = 0; h < 4; h++) c.restart_host(h);
+  c.run_for(milliseconds(5));
+  c.inject(1, req);
+  auto join = [&](uint16_t r) { return &c.host(r).join(c.communicator(r, 4)); };
+  std::vector<Communicator*> comms = {join(0), join(2)};
+  const auto& engine = c.pipeline().engine();
+  ASSERT_TRUE(c.run([&] { return engine.counters().members_evicted == 1; }, seconds(10))) << comms[0]->text();
+  comms.insert(comms.end(), {join(1), join(3)});
+  ASSERT_TRUE(c.run([&] { return all_running(comms); }, seconds(4))) << comms[0]->text();
+  EXPECT_EQ(engine.counters().groups_failed, 0u);
+}
+
 TEST(Shutdown, TellsEveryMemberAndDrains) {
   ClusterConfig cc;
   Group g(cc);
