@@ -16,7 +16,8 @@ constexpr OpSet ops(std::initializer_list<ReduceOp> list) {
 }
 
 constexpr OpSet kNoOps = 0;
-constexpr OpSet kArithmetic = ops({ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMin, ReduceOp::kMax});
+constexpr OpSet kArithmetic =
+    ops({ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kAvg});
 constexpr OpSet kBitwise = ops({ReduceOp::kBand, ReduceOp::kBor, ReduceOp::kBxor});
 
 struct TypeRow {
@@ -40,8 +41,8 @@ constexpr std::array kTypes = {
     TypeRow{DataType::kBf16, "bf16", 2, true, kArithmetic},
     TypeRow{DataType::kF32, "f32", 4, false, kArithmetic},
     TypeRow{DataType::kF64, "f64", 8, false, kArithmetic},
-    TypeRow{DataType::kF8E4M3, "f8e4m3", 1, true, kNoOps},
-    TypeRow{DataType::kF8E5M2, "f8e5m2", 1, true, kNoOps},
+    TypeRow{DataType::kF8E4M3, "f8e4m3", 1, true, kArithmetic},
+    TypeRow{DataType::kF8E5M2, "f8e5m2", 1, true, kArithmetic},
     TypeRow{DataType::kBfp8, "bfp8", 0, true, kNoOps},
 };
 
@@ -83,6 +84,10 @@ constexpr bool in_code_order() {
   return true;
 }
 static_assert(in_code_order());
+
+constexpr bool travels_as_bfp8(DataType type) {
+  return type == DataType::kF16 || type == DataType::kBf16 || type == DataType::kF32;
+}
 
 constexpr const TypeRow* find(DataType type) {
   const size_t index = static_cast<size_t>(type) - 1;  // code 0 wraps and is out of range
@@ -134,9 +139,34 @@ bool supported(DataType type, ReduceOp op) noexcept {
   return row != nullptr && bit < kOps.size() && (row->supported >> bit & 1U) != 0;
 }
 
+bool order_matters(DataType type, ReduceOp op) noexcept {
+  const bool floating = is_wide(type) || type == DataType::kF32 || type == DataType::kF64;
+  return floating && (op == ReduceOp::kSum || op == ReduceOp::kProd || op == ReduceOp::kAvg);
+}
+
 bool is_wide(DataType type) noexcept {
   const TypeRow* row = find(type);
   return row != nullptr && row->wide;
+}
+
+bool wire_supported(DataType type, ReduceOp op, DataType wire) noexcept {
+  if (wire == type) return supported(type, op);
+  const auto bit = static_cast<unsigned>(op);
+  return wire == DataType::kBfp8 && travels_as_bfp8(type) && bit < kOps.size() && (kArithmetic >> bit & 1U);
+}
+
+size_t wire_bytes(DataType type, DataType wire, size_t bytes) noexcept {
+  if (element_bytes(type) == 0) return 0;
+  if (wire == type) return bytes;
+  if (wire != DataType::kBfp8 || !travels_as_bfp8(type)) return 0;
+  const size_t elements = bytes / element_bytes(type);
+  const size_t blocks = elements / kBfp8BlockElements + (elements % kBfp8BlockElements != 0 ? 1 : 0);
+  return blocks * kBfp8BlockBytes;
+}
+
+size_t wide_elements(DataType wire, size_t bytes) noexcept {
+  if (wire == DataType::kBfp8) return bytes / kBfp8BlockBytes * kBfp8BlockElements;
+  return is_wide(wire) ? bytes / element_bytes(wire) : 0;
 }
 
 }  // namespace millrace::aggregation

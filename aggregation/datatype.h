@@ -25,7 +25,7 @@ enum class DataType : uint8_t {
   kF64,
   kF8E4M3,
   kF8E5M2,
-  kBfp8,  // wire only: 64-byte blocks of one exponent and 63 mantissas
+  kBfp8,  // wire only: 64-byte blocks of one exponent and 63 mantissas (bfp.h)
 };
 
 enum class ReduceOp : uint8_t { kNone = 0, kSum, kProd, kMin, kMax, kBand, kBor, kBxor, kAvg };
@@ -51,5 +51,24 @@ bool supported(DataType type, ReduceOp op) noexcept;
 
 // Whether the type's elements are accumulated in f32 and rounded once, at the end.
 bool is_wide(DataType type) noexcept;
+
+// Whether results depend on the order in which contributions are combined: floating-point sums and products.
+bool order_matters(DataType type, ReduceOp op) noexcept;
+
+// A block of bfp8: one byte of exponent, then one byte for each mantissa.
+inline constexpr size_t kBfp8BlockBytes = 64;
+inline constexpr size_t kBfp8BlockElements = 63;
+
+// Whether elements of `type` can travel as `wire` and be reduced so with that operator: as themselves where
+// supported() says so, and f16, bf16 and f32 as bfp8 with all that is arithmetic. False for unknown codes.
+bool wire_supported(DataType type, ReduceOp op, DataType wire) noexcept;
+
+// Bytes on the wire of `bytes` bytes of elements of `type`: the same for wire == type; for bfp8 whole blocks,
+// of which the last is padded. 0 where `type` cannot travel as `wire`.
+size_t wire_bytes(DataType type, DataType wire, size_t bytes) noexcept;
+
+// Accumulators (f32) that `bytes` bytes of wire type `wire` need, bfp8's padding included; 0 for types that
+// are not wide. At most `bytes`.
+size_t wide_elements(DataType wire, size_t bytes) noexcept;
 
 }  // namespace millrace::aggregation

@@ -49,6 +49,7 @@ Engine::Impl::Impl(const EngineConfig& c, FramePool& p)
 void Engine::Impl::queue(Link& link) {
   if (link.queued) return;
   link.queued = true;
+  assert(active_size < active.size());
   active[(active_head + active_size++) % active.size()] = &link;
 }
 
@@ -308,9 +309,9 @@ std::vector<GroupInfo> Engine::Impl::groups_info(Time now) const {
       if (slot.headers == 0) continue;
       const SegmentHeader& h = slot.reference();
       info.what = std::string(name(static_cast<Collective>(h.collective)));
+      if (h.op != 0) info.what += " " + std::string(name(static_cast<ReduceOp>(h.op)));
       if (h.total.value() != 0)
-        info.what += " " + std::string(name(static_cast<ReduceOp>(h.op))) + " " +
-                     std::string(name(static_cast<DataType>(h.type))) + " " +
+        info.what += " " + std::string(name(static_cast<DataType>(h.type))) + " " +
                      std::to_string(h.total.value()) + " B";
       info.waiting_for = std::max(info.waiting_for, now - slot.since);
     }

@@ -32,7 +32,13 @@ struct Engine::Impl {
   void handle_request(Link& link, Frame frame, const roce::Packet& packet, Time now);
   bool may_begin(Link& link, Time now);
   bool begin_segment(Link& link, const roce::Packet& packet, Time now);
+  bool open_slot(Group& group, SlotRing& slots, SegmentSlot& slot, const SegmentHeader& header, Time now);
   void contribute(Link& link, Frame frame, std::span<uint8_t> data);
+  static void reduce(const Group& group, SlotRing& slots, SegmentSlot& slot, uint32_t chunk,
+                     std::span<const uint8_t> data, bool complete);
+  void reduce_held(const Group& group, SlotRing& slots, SegmentSlot& slot, uint32_t chunk);
+  static void sum_in_place(const SegmentSlot& slot, std::span<Held> ranks);
+  void sum_wide(const SegmentSlot& slot, std::span<Held> ranks, size_t level);
   void release_chunk(Group& group, uint8_t stripe, SegmentSlot& slot, uint32_t chunk);
 
   // engine_join.cc
@@ -44,6 +50,8 @@ struct Engine::Impl {
   void start_if_complete(Group& group);
   void settle_contested(Time now, FrameList& out);
   uint64_t memory_needed(uint16_t world, uint8_t stripes) const;
+  std::optional<std::string> over_quota(uint32_t tenant, uint64_t more) const;
+  bool reserve_to_hold(Group& group, SlotRing& slots, Time now);
   uint32_t requests_per_link() const;
   uint32_t chunks_per_segment() const { return ChunkMap{config.mtu}.count(config.segment_bytes); }
 
@@ -80,7 +88,8 @@ struct Engine::Impl {
     Time asked, until;
   };
   std::list<Contested> contested;
-  std::vector<uint32_t> ended;  // groups to destroy outside packet handling
+  std::vector<uint32_t> ended;              // groups to destroy outside packet handling
+  std::vector<std::vector<float>> scratch;  // wide sums of subtrees, for operations in the order of ranks
   // Links with something to send, first in first out. A link stands in it at most once; the ring's room is
   // reserved as links are made, so that receive() does not allocate.
   std::vector<Link*> active;

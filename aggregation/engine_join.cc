@@ -30,6 +30,36 @@ uint64_t Engine::Impl::memory_needed(uint16_t world, uint8_t stripes) const {
   return stripes * (frames + SlotRing::bytes(config.window, chunks, world, config.mtu) + world * link);
 }
 
+// "tenant blue: 60 MiB of 64 MiB", where that much more is more than is allowed.
+std::optional<std::string> Engine::Impl::over_quota(uint32_t tenant, uint64_t more) const {
+  const auto found = config.tenants.find(tenant);
+  if (found != config.tenants.end() && found->second.memory_limit != 0) {
+    uint64_t used = 0;
+    for (const auto& [id, g] : groups) used += g->key.tenant == tenant ? g->memory : 0;
+    if (used + more > found->second.memory_limit)
+      return "tenant " + found->second.name + ": " + mebibytes(used) + " of " +
+             mebibytes(found->second.memory_limit);
+  }
+  if (memory + more <= config.memory_limit) return std::nullopt;
+  return "the switch: " + mebibytes(memory) + " of " + mebibytes(config.memory_limit);
+}
+
+// In the order of ranks, every rank's contribution to what is in the window has to be kept, not one.
+bool Engine::Impl::reserve_to_hold(Group& g, SlotRing& slots, Time now) {
+  const uint64_t needed =
+      uint64_t{config.window} * chunks_per_segment() * g.world * (sizeof(Held) + config.mtu + kFrameOverhead);
+  if (const auto full = over_quota(g.key.tenant, needed)) {
+    fail(g, Code::kQuota, {},
+         *full + " used, this group's first deterministic operation needs " + mebibytes(needed) + " more",
+         now);
+    return false;
+  }
+  slots.hold();
+  g.memory += needed;
+  memory += needed;
+  return true;
+}
+
 // 2 × window results, START, a terminal message, probes.
 uint32_t Engine::Impl::requests_per_link() const { return 2u * config.window * chunks_per_segment() + 8; }
 
@@ -88,22 +118,8 @@ Group* Engine::Impl::form(const GroupKey& key, const JoinRequest& j, Time now, J
     return nullptr;
   }
   const uint64_t needed = memory_needed(j.world, j.stripes);
-  const auto tenant = config.tenants.find(j.tenant);
-  uint64_t limit = config.memory_limit, used = memory;
-  std::string whose = "the switch: ";
-  if (tenant != config.tenants.end() && tenant->second.memory_limit != 0) {
-    uint64_t tenants = 0;
-    for (const auto& [id, g] : groups) tenants += g->key.tenant == j.tenant ? g->memory : 0;
-    if (tenants + needed > tenant->second.memory_limit) {
-      limit = tenant->second.memory_limit;
-      used = tenants;
-      whose = "tenant " + tenant->second.name + ": ";
-    }
-  }
-  if (used + needed > limit) {
-    refusal = {
-        Code::kQuota, 0,
-        whose + mebibytes(used) + " of " + mebibytes(limit) + " used, this group needs " + mebibytes(needed)};
+  if (const auto full = over_quota(j.tenant, needed)) {
+    refusal = {Code::kQuota, 0, *full + " used, this group needs " + mebibytes(needed)};
     return nullptr;
   }
   auto group = std::make_unique<Group>();

@@ -1,5 +1,6 @@
 // The data path of the engine: a request packet of a member becomes a contribution, the last one a result.
 #include <algorithm>
+#include <bit>
 
 #include "aggregation/engine_impl.h"
 #include "roce/icrc.h"
@@ -45,7 +46,7 @@ bool Engine::Impl::begin_segment(Link& link, const roce::Packet& p, Time now) {
     return false;
   }
   const auto& h = *reinterpret_cast<const SegmentHeader*>(p.payload.data());
-  const char* wrong = check(h, config.segment_bytes);
+  const char* wrong = check(h, config.segment_bytes, g.world);
   if (wrong == nullptr && h.group.value() != g.id) wrong = "another group's id";
   if (wrong == nullptr && h.rank.value() != link.member->rank) wrong = "another member's rank";
   if (wrong != nullptr) {
@@ -57,9 +58,7 @@ bool Engine::Impl::begin_segment(Link& link, const roce::Packet& p, Time now) {
     slot.counter = link.segment;
     slot.first_rank = link.member->rank;
     slot.since = now;
-    slot.reducer = {};
-    if (h.length.value() != 0)
-      slot.reducer = Reducer::get(static_cast<DataType>(h.type), static_cast<ReduceOp>(h.op));
+    if (!open_slot(g, slots, slot, h, now)) return false;
   }
   slot.header[link.member->rank] = h;
   slot.present[link.member->rank] = true;
@@ -70,6 +69,20 @@ bool Engine::Impl::begin_segment(Link& link, const roce::Packet& p, Time now) {
   g.operation = std::max(g.operation, h.operation.value());
   if (!agree(slot.reference(), h)) disagree(link, link.segment, now);
   return true;
+}
+
+// Prepares a slot for the segment that its first header describes. False: there is no memory for it, which
+// has failed the group.
+bool Engine::Impl::open_slot(Group& g, SlotRing& slots, SegmentSlot& slot, const SegmentHeader& h, Time now) {
+  const auto op = static_cast<ReduceOp>(h.op);
+  slot.shape = shape(h, g.world);
+  slot.reducer = {};
+  slot.wide = slot.hold = false;
+  if (!reduces(slot.shape.collective) || slot.shape.length == 0) return true;
+  slot.reducer = Reducer::get(slot.shape.type, op, slot.shape.wire);
+  slot.wide = is_wide(slot.shape.wire);
+  slot.hold = (h.flags & kFlagDeterministic) != 0 && order_matters(slot.shape.type, op);
+  return !slot.hold || slots.holds() || reserve_to_hold(g, slots, now);
 }
 
 void Engine::Impl::handle_request(Link& link, Frame frame, const roce::Packet& p, Time now) {
@@ -135,27 +148,85 @@ void Engine::Impl::contribute(Link& link, Frame frame, std::span<uint8_t> data) 
   Group& g = *link.group;
   SlotRing& slots = g.stripe[link.stripe].slots;
   SegmentSlot& slot = slots.slot(link.segment);
-  Chunk& chunk = slot.chunks[link.packet];
-  counters.contributions++;
-  counters.contribution_bytes += data.size();
   if (!data.empty()) {
-    const Reducer reducer = slot.reducer;
-    float* wide = is_wide(static_cast<DataType>(slot.reference().type))
-                      ? slots.wide(link.segment, link.packet)
-                      : nullptr;
-    if (chunk.contributions == 0) {
-      // The frame is the accumulator: kept as it came, the others are added into it.
-      chunk.frame = FrameRef(frame.buffer());
-      chunk.data = data;
-      if (wide) reducer.widen(wide, data.data(), data.size());
-    } else if (wide) {
-      reducer.accumulate_wide(wide, data.data(), data.size());
+    Chunk& chunk = slot.chunks[link.packet];
+    counters.contributions++;
+    counters.contribution_bytes += data.size();
+    const bool complete = ++chunk.contributions == slot.shape.contributors();
+    if (slot.hold) {
+      slots.held(link.segment, link.packet, link.member->rank) = {FrameRef(frame.buffer()), data};
+      if (complete) reduce_held(g, slots, slot, link.packet);
     } else {
-      reducer.accumulate(chunk.data.data(), data.data(), data.size());
+      if (chunk.contributions == 1) chunk.sum = {FrameRef(frame.buffer()), data};
+      if (slot.reducer) reduce(g, slots, slot, link.packet, data, complete);
     }
-    if (chunk.contributions + 1 == g.world && wide) reducer.narrow(chunk.data.data(), wide, data.size());
   }
-  if (++chunk.contributions == g.world) release_chunk(g, link.stripe, slot, link.packet);
+  // Those chunks may be complete that waited for this member's header.
+  const uint32_t count = ChunkMap{config.mtu}.count(slot.shape.payload);
+  while (slot.headers == g.world &&
+         slot.chunks[slot.chunks_released].contributions == slot.shape.contributors()) {
+    const bool last = slot.chunks_released + 1 == count;
+    release_chunk(g, link.stripe, slot, slot.chunks_released);
+    if (last) break;
+  }
+}
+
+// The frame is the accumulator: the first contribution is kept as it came, the others are added into it.
+void Engine::Impl::reduce(const Group& g, SlotRing& slots, SegmentSlot& slot, uint32_t index,
+                          std::span<const uint8_t> data, bool complete) {
+  Chunk& chunk = slot.chunks[index];
+  uint8_t* sum = chunk.sum.data.data();
+  if (!slot.wide) {
+    if (chunk.contributions > 1) slot.reducer.accumulate(sum, data.data(), data.size());
+    if (complete) slot.reducer.finish(sum, data.size(), g.world);
+    return;
+  }
+  float* wide = slots.wide(slot.counter, index);
+  if (chunk.contributions == 1)
+    slot.reducer.widen(wide, data.data(), data.size());
+  else
+    slot.reducer.accumulate_wide(wide, data.data(), data.size());
+  if (!complete) return;
+  slot.reducer.finish_wide(wide, data.size(), g.world);
+  slot.reducer.narrow(sum, wide, data.size());
+}
+
+// Sums what all ranks have contributed to a chunk in the canonical order: ranks [0, n) are those below the
+// largest power of two smaller than n and the rest, each summed likewise.
+void Engine::Impl::reduce_held(const Group& g, SlotRing& slots, SegmentSlot& slot, uint32_t index) {
+  const std::span<Held> held(&slots.held(slot.counter, index, 0), g.world);
+  const size_t bytes = held[0].data.size();
+  if (slot.wide) {
+    sum_wide(slot, held, 0);
+    slot.reducer.finish_wide(scratch[0].data(), bytes, g.world);
+    slot.reducer.narrow(held[0].data.data(), scratch[0].data(), bytes);
+  } else {
+    sum_in_place(slot, held);
+    slot.reducer.finish(held[0].data.data(), bytes, g.world);
+  }
+  slot.chunks[index].sum = std::move(held[0]);
+  for (Held& h : held) h = Held{};
+}
+
+void Engine::Impl::sum_in_place(const SegmentSlot& slot, std::span<Held> ranks) {
+  if (ranks.size() == 1) return;
+  const size_t left = std::bit_ceil(ranks.size()) / 2;
+  sum_in_place(slot, ranks.first(left));
+  sum_in_place(slot, ranks.subspan(left));
+  slot.reducer.accumulate(ranks[0].data.data(), ranks[left].data.data(), ranks[0].data.size());
+}
+
+void Engine::Impl::sum_wide(const SegmentSlot& slot, std::span<Held> ranks, size_t level) {
+  if (scratch.size() <= level) scratch.resize(level + 1, std::vector<float>(config.mtu));
+  const std::span<uint8_t> first = ranks[0].data;
+  if (ranks.size() == 1) return slot.reducer.widen(scratch[level].data(), first.data(), first.size());
+  const size_t left = std::bit_ceil(ranks.size()) / 2;
+  sum_wide(slot, ranks.first(left), level);
+  if (ranks.size() == left + 1)
+    return slot.reducer.accumulate_wide(scratch[level].data(), ranks[left].data.data(), first.size());
+  sum_wide(slot, ranks.subspan(left), level + 1);
+  slot.reducer.combine_wide(scratch[level].data(), scratch[level + 1].data(),
+                            wide_elements(slot.shape.wire, first.size()));
 }
 
 void Engine::Impl::release_chunk(Group& g, uint8_t stripe, SegmentSlot& slot, uint32_t index) {
@@ -163,33 +234,44 @@ void Engine::Impl::release_chunk(Group& g, uint8_t stripe, SegmentSlot& slot, ui
   assert(slot.counter == slots.released() && index == slot.chunks_released && slot.headers == g.world);
   Chunk& chunk = slot.chunks[index];
   const ChunkMap map{config.mtu};
-  const uint32_t payload = slot.reference().payload_bytes.value();
+  const uint32_t payload = slot.shape.payload;
   const bool last = index + 1 == map.count(payload);
+  const uint32_t begin = payload ? map.offset(index) : 0;
+  const auto end = static_cast<uint32_t>(begin + chunk.sum.data.size());
 
   roce::WorkRequest request;
   request.kind = last ? roce::WorkRequest::Kind::kWriteImmediate : roce::WorkRequest::Kind::kWrite;
   request.ack_request = last;
   request.id = last ? result_id(slot.counter) : 0;  // what acknowledge_through() goes by; 0 says nothing
   request.immediate = result_immediate(slot.counter);
-  request.parts[0] = chunk.data;
-  request.payload_crc = roce::crc32(0, chunk.data);
+  std::span<uint8_t> part;  // whose CRC request.payload_crc is
+  request.payload_crc = 0;
   counters.chunks_reduced++;
   for (auto& member : g.members) {
+    // What of this chunk the member receives; the last one tells it in any case.
+    const SegmentShape::Range all = slot.shape.receives(member->rank);
+    const uint32_t from = std::max(all.begin, begin), to = std::max(from, std::min(all.end, end));
+    if (from == to && !last) continue;
     const SegmentHeader& h = slot.header[member->rank];
     Link& link = *member->links[stripe];
-    request.shared = chunk.frame;
-    request.remote_address = h.result_address.value() + (payload ? map.offset(index) : 0);
+    request.shared = from < to ? chunk.sum.frame : FrameRef{};
+    request.parts[0] = from < to ? chunk.sum.data.subspan(from - begin, to - from) : std::span<uint8_t>{};
+    if (request.parts[0].data() != part.data() || request.parts[0].size() != part.size()) {
+      part = chunk.sum.data.subspan(from < to ? from - begin : 0, to - from);
+      request.payload_crc = roce::crc32(0, part);
+    }
+    request.remote_address = h.result_address.value() + (from < to ? from - all.begin : 0);
     request.rkey = h.result_rkey.value();
     const bool posted = link.qp.requester().post(request);
     // Room for 2 × window segments is reserved, and the member's own segments acknowledge all but the last
     // window.
     assert(posted);
     (void)posted;
+    counters.results_sent++;
+    counters.result_bytes += to - from;
     if (last) link.results++;
     queue(link);
   }
-  counters.results_sent += g.world;
-  counters.result_bytes += chunk.data.size() * g.world;
   chunk = Chunk{};
   slot.chunks_released++;
   if (last) slots.release(slot);

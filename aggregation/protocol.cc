@@ -253,36 +253,60 @@ SwitchMessage decode_switch_message(std::span<const uint8_t> bytes) {
   return m;
 }
 
-const char* check(const SegmentHeader& h, uint32_t segment_bytes) noexcept {
+SegmentShape shape(const SegmentHeader& h, uint16_t world) noexcept {
+  SegmentShape s;
+  s.collective = static_cast<Collective>(h.collective);
+  s.type = static_cast<DataType>(h.type);
+  s.wire = static_cast<DataType>(h.wire_type);
+  s.world = world;
+  s.root = h.root.value();
+  s.total = h.total.value();
+  s.offset = h.offset.value();
+  s.length = h.length.value();
+  s.payload = static_cast<uint32_t>(wire_bytes(s.type, s.wire, s.length));
+  return s;
+}
+
+const char* check(const SegmentHeader& h, uint32_t segment_bytes, uint16_t world) noexcept {
   if (h.magic.value() != kMagic) return "wrong magic";
   if (h.version != kProtocolVersion) return "unknown version";
   const auto collective = static_cast<Collective>(h.collective);
-  const auto type = static_cast<DataType>(h.type);
+  const auto type = static_cast<DataType>(h.type), wire = static_cast<DataType>(h.wire_type);
   const auto op = static_cast<ReduceOp>(h.op);
-  if (collective != Collective::kAllReduce && collective != Collective::kBarrier)
-    return "unsupported collective";
+  if (collective < Collective::kAllReduce || collective > Collective::kBarrier) return "unknown collective";
   const size_t element = element_bytes(type);
   if (element == 0) return "unknown datatype";
-  if (h.wire_type != h.type) return "unsupported wire type";
   if (h.flags & ~(kFlagDeterministic | kFlagLast | kFlagHeaderOnly)) return "unknown flags";
-  if (h.flags & kFlagDeterministic) return "deterministic mode is not supported";
   if (h.zero.value() != 0) return "reserved bytes are not zero";
+  if (reduces(collective)) {
+    if (!supported(type, op)) return "unsupported operator for the datatype";
+    if (!wire_supported(type, op, wire)) return "unsupported wire type";
+  } else {
+    if (op != ReduceOp::kNone) return "an operator where nothing is reduced";
+    if (wire != type) return "unsupported wire type";
+  }
+  const uint16_t root = h.root.value();
+  if (has_root(collective) ? root >= world : root != 0) return "a root that is no rank";
   const uint64_t total = h.total.value(), offset = h.offset.value();
-  const uint32_t length = h.length.value(), payload = h.payload_bytes.value();
-  if (length > segment_bytes) return "length exceeds the segment size";
+  const uint32_t length = h.length.value();
+  // The first comparison keeps the second from overflowing.
+  if (length > uint64_t{64} * segment_bytes || wire_bytes(type, wire, length) > segment_bytes)
+    return "length exceeds the segment size";
   if (offset > total || length > total - offset) return "offset and length exceed the total";
   if (total % element || offset % element || length % element) return "not a multiple of the element size";
+  if (collective == Collective::kBarrier && total != 0) return "a barrier carries data";
+  const SegmentShape s = shape(h, world);
+  if (has_shards(collective) && total % (world * element) != 0)
+    return "a total that does not divide into shards";
+  if (length != 0 && (collective == Collective::kAllGather || (has_shards(collective) && wire != type)) &&
+      offset / s.shard() != (offset + length - 1) / s.shard())
+    return "a segment that straddles shards";
   const uint64_t address = h.result_address.value();
-  if (address + length < address) return "result address wraps around";
-  if (collective == Collective::kBarrier) {
-    if (op != ReduceOp::kNone || total != 0) return "a barrier carries an operator or data";
-  } else if (!supported(type, op)) {
-    return "unsupported operator for the datatype";
-  }
+  if (address + s.receives(h.rank.value()).bytes() < address) return "result address wraps around";
   const bool header_only = h.flags & kFlagHeaderOnly;
-  if (payload != (header_only ? 0 : length)) return "payload bytes do not match the length";
-  // In these collectives everybody contributes; an empty segment is header-only and nothing else is.
-  if (header_only != (length == 0)) return "header-only does not match the length";
+  if (header_only == s.contributes(h.rank.value())) return "header-only does not match the member's part";
+  if (h.payload_bytes.value() != (header_only ? 0 : s.payload))
+    return "payload bytes do not match the length";
   if (((h.flags & kFlagLast) != 0) != (offset + length == total))
     return "the last flag does not match the offset";
   return nullptr;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "aggregation/collective.h"
 #include "aggregation/datatype.h"
 #include "roce/types.h"
 
@@ -124,8 +125,11 @@ constexpr uint32_t result_immediate(uint64_t segment_counter) {
   return static_cast<uint32_t>(segment_counter & 0xFFFFFF);
 }
 
-// Checks a segment header on its own (not against other members'): a sentence's fragment naming the first
-// wrong field ("length 6 is not a multiple of f32's 4 bytes"), or nullptr. No allocation.
-const char* check(const SegmentHeader&, uint32_t segment_bytes) noexcept;
+// Checks a segment header on its own (not against other members') as one of a group of `world` ranks: a
+// sentence's fragment naming the first wrong field ("not a multiple of the element size"), or nullptr. No
+// allocation.
+const char* check(const SegmentHeader&, uint32_t segment_bytes, uint16_t world) noexcept;
+// What a header that has passed check() says of its segment.
+SegmentShape shape(const SegmentHeader&, uint16_t world) noexcept;
 
 }  // namespace millrace::aggregation

@@ -16,184 +16,186 @@ namespace millrace::aggregation::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Payloads start anywhere, so elements are loaded as bytes: a misaligned float* would be undefined behaviour
-// even unread. Tails go through a vector on the stack, because Highway's masked loads read the whole vector
-// on most targets and the byte after a payload may be another packet's, or nobody's.
-
-#if HWY_TARGET == HWY_SCALAR  // a vector is one element and does not come apart into bytes
-
-template <class D>
-HWY_INLINE hn::Vec<D> load_bytes(D d, const uint8_t* from) {
-  hn::TFromD<D> element;
-  std::memcpy(&element, from, sizeof(element));
-  return hn::Set(d, element);
-}
-
-template <class D>
-HWY_INLINE void store_bytes(D /*d*/, hn::Vec<D> v, uint8_t* to) {
-  const hn::TFromD<D> element = hn::GetLane(v);
-  std::memcpy(to, &element, sizeof(element));
-}
-
-#else
-
-template <class D>
-HWY_INLINE hn::Vec<D> load_bytes(D d, const uint8_t* from) {
-  return hn::BitCast(d, hn::LoadU(hn::Repartition<uint8_t, D>(), from));
-}
-
-template <class D>
-HWY_INLINE void store_bytes(D /*d*/, hn::Vec<D> v, uint8_t* to) {
-  const hn::Repartition<uint8_t, D> d8;
-  hn::StoreU(hn::BitCast(d8, v), d8, to);
-}
-
-#endif
-
-// T: the lanes; for the operators that do not care about sign, or about lanes at all, not the element's own.
-template <class T, class Op>
-void accumulate(uint8_t* HWY_RESTRICT acc, const uint8_t* HWY_RESTRICT in, size_t bytes) {
-  const hn::ScalableTag<T> d;
-  const size_t step = hn::Lanes(d) * sizeof(T);
-  size_t at = 0;
-  for (; at + step <= bytes; at += step) {
-    store_bytes(d, Op::apply(d, load_bytes(d, acc + at), load_bytes(d, in + at)), acc + at);
-  }
-  const size_t tail = bytes - at;
-  if (tail == 0) return;
-  HWY_ALIGN uint8_t acc_tail[HWY_MAX_BYTES] = {};
-  HWY_ALIGN uint8_t in_tail[HWY_MAX_BYTES] = {};
-  std::memcpy(acc_tail, acc + at, tail);
-  std::memcpy(in_tail, in + at, tail);
-  store_bytes(d, Op::apply(d, load_bytes(d, acc_tail), load_bytes(d, in_tail)), acc_tail);
-  std::memcpy(acc + at, acc_tail, tail);
-}
-
-// The wide loops work on one vector of f32 and the half vector of 16-bit elements that belongs to it.
-
-struct First {  // the operator of a first contribution: nothing is there yet
-  template <class DF>
-  static HWY_INLINE hn::Vec<DF> combine(DF /*df*/, const float* /*wide*/, hn::Vec<DF> v) {
-    return v;
-  }
-};
-
-template <class Op>
-struct Further {
-  template <class DF>
-  static HWY_INLINE hn::Vec<DF> combine(DF df, const float* wide, hn::Vec<DF> v) {
-    return Op::apply(df, hn::LoadU(df, wide), v);
-  }
-};
+// The wide loops work on one vector of f32 and the part of a vector of narrow elements that belongs to it.
 
 template <class Format, class Step>
 void widen_into(float* HWY_RESTRICT wide, const uint8_t* HWY_RESTRICT in, size_t bytes) {
+  constexpr size_t kSize = sizeof(typename Format::Bits);
   const hn::ScalableTag<float> df;
-  const hn::Rebind<uint16_t, decltype(df)> d16;
+  const hn::Rebind<typename Format::Bits, decltype(df)> dn;
   const size_t step = hn::Lanes(df);
-  const size_t n = bytes / 2;
+  const size_t n = bytes / kSize;
   size_t i = 0;
   for (; i + step <= n; i += step) {
-    const auto v = Format::widen(df, load_bytes(d16, in + 2 * i));
+    const auto v = Format::widen(df, load_bytes(dn, in + kSize * i));
     hn::StoreU(Step::combine(df, wide + i, v), df, wide + i);
   }
   const size_t tail = n - i;
   if (tail == 0) return;
   HWY_ALIGN uint8_t in_tail[HWY_MAX_BYTES] = {};
   HWY_ALIGN float wide_tail[HWY_MAX_BYTES / sizeof(float)] = {};
-  std::memcpy(in_tail, in + 2 * i, 2 * tail);
+  std::memcpy(in_tail, in + kSize * i, kSize * tail);
   std::memcpy(wide_tail, wide + i, sizeof(float) * tail);
-  const auto v = Format::widen(df, load_bytes(d16, in_tail));
+  const auto v = Format::widen(df, load_bytes(dn, in_tail));
   hn::StoreU(Step::combine(df, wide_tail, v), df, wide_tail);
   std::memcpy(wide + i, wide_tail, sizeof(float) * tail);
 }
 
 template <class Format>
 void narrow(uint8_t* HWY_RESTRICT out, const float* HWY_RESTRICT wide, size_t bytes) {
+  constexpr size_t kSize = sizeof(typename Format::Bits);
   const hn::ScalableTag<float> df;
-  const hn::Rebind<uint16_t, decltype(df)> d16;
+  const hn::Rebind<typename Format::Bits, decltype(df)> dn;
   const size_t step = hn::Lanes(df);
-  const size_t n = bytes / 2;
+  const size_t n = bytes / kSize;
   size_t i = 0;
   for (; i + step <= n; i += step) {
-    store_bytes(d16, hn::TruncateTo(d16, Format::narrow(df, hn::LoadU(df, wide + i))), out + 2 * i);
+    store_bytes(dn, hn::TruncateTo(dn, Format::narrow(df, hn::LoadU(df, wide + i))), out + kSize * i);
   }
   const size_t tail = n - i;
   if (tail == 0) return;
   HWY_ALIGN float wide_tail[HWY_MAX_BYTES / sizeof(float)] = {};
   HWY_ALIGN uint8_t out_tail[HWY_MAX_BYTES];
   std::memcpy(wide_tail, wide + i, sizeof(float) * tail);
-  store_bytes(d16, hn::TruncateTo(d16, Format::narrow(df, hn::LoadU(df, wide_tail))), out_tail);
-  std::memcpy(out + 2 * i, out_tail, 2 * tail);
+  store_bytes(dn, hn::TruncateTo(dn, Format::narrow(df, hn::LoadU(df, wide_tail))), out_tail);
+  std::memcpy(out + kSize * i, out_tail, kSize * tail);
+}
+
+// ---- The division of integer averages, towards zero as in C. There is no vector instruction for it.
+
+// Bytes go through f32: a quotient that is no integer is at least 1/255 away from one (or below 255/256),
+// much more than the rounding of a division, so truncation finds the right integer.
+template <class T>
+void divide_bytes(uint8_t* acc, size_t bytes, uint32_t contributions) {
+  const hn::ScalableTag<float> df;
+  const hn::RebindToSigned<decltype(df)> di;
+  const hn::Rebind<T, decltype(df)> d8;
+  const hn::Rebind<uint8_t, decltype(df)> du8;
+  const auto divisor = hn::Set(df, static_cast<float>(contributions));
+  const auto quotients = [&](const uint8_t* from, uint8_t* to) {
+    const auto dividends = hn::ConvertTo(df, hn::PromoteTo(di, load_bytes(d8, from)));
+    const auto integers = hn::ConvertTo(di, hn::Div(dividends, divisor));
+    store_bytes(du8, hn::TruncateTo(du8, hn::BitCast(U32<decltype(df)>(), integers)), to);
+  };
+  const size_t step = hn::Lanes(df);
+  size_t at = 0;
+  for (; at + step <= bytes; at += step) quotients(acc + at, acc + at);
+  const size_t tail = bytes - at;
+  if (tail == 0) return;
+  HWY_ALIGN uint8_t acc_tail[HWY_MAX_BYTES] = {};
+  std::memcpy(acc_tail, acc + at, tail);
+  quotients(acc_tail, acc_tail);
+  std::memcpy(acc + at, acc_tail, tail);
+}
+
+// The others are multiplied by the reciprocal, floor((2^64 - 1) / contributions). It is at most 1 short of
+// 2^64 / contributions, so the upper half of the product is the quotient or one less, and the remainder tells
+// which.
+template <class T>
+void divide_integers(uint8_t* acc, size_t bytes, uint32_t contributions) {
+  __extension__ using Product = unsigned __int128;
+  const uint64_t reciprocal = UINT64_MAX / contributions;
+  for (size_t at = 0; at < bytes; at += sizeof(T)) {
+    T value;
+    std::memcpy(&value, acc + at, sizeof(T));
+    const bool negative = value < 0;
+    const uint64_t extended = static_cast<uint64_t>(value);
+    const uint64_t magnitude = negative ? 0 - extended : extended;
+    auto quotient = static_cast<uint64_t>(static_cast<Product>(magnitude) * reciprocal >> 64);
+    quotient += magnitude - quotient * contributions >= contributions ? 1 : 0;
+    value = static_cast<T>(negative ? 0 - quotient : quotient);
+    std::memcpy(acc + at, &value, sizeof(T));
+  }
 }
 
 // ---- Which loops belong to a type and an operator.
 
-constexpr const char* kTarget = HWY_STR(HWY_NAMESPACE) + 2;  // without Highway's "N_"
+using Finish = void (*)(uint8_t* acc, size_t bytes, uint32_t contributions);
 
-template <class T, class Op>
+template <DataType kType, class T, class Op, Finish kFinish = nullptr>
 const Kernels* in_kind() {
-  static constexpr Kernels kKernels = {&accumulate<T, Op>, nullptr, nullptr, nullptr, kTarget};
+  static constexpr Kernels kKernels = {
+      .accumulate = &accumulate<T, Op>, .finish = kFinish, .wire = kType, .target = kTarget};
   return &kKernels;
 }
 
-template <class Format, class Op>
+template <DataType kType, class Format, class Op, Finish kFinish = nullptr>
 const Kernels* wide() {
-  static constexpr Kernels kKernels = {nullptr, &widen_into<Format, First>, &widen_into<Format, Further<Op>>,
-                                       &narrow<Format>, kTarget};
+  static constexpr Kernels kKernels = {.widen = &widen_into<Format, First>,
+                                       .accumulate_wide = &widen_into<Format, Further<Op>>,
+                                       .narrow = &narrow<Format>,
+                                       .combine = &accumulate<float, Op>,
+                                       .finish = kFinish,
+                                       .wire = kType,
+                                       .target = kTarget};
   return &kKernels;
 }
 
 template <class T>
+constexpr Finish integer_division() {
+  if constexpr (sizeof(T) == 1) {
+    return &divide_bytes<T>;
+  } else {
+    return &divide_integers<T>;
+  }
+}
+
+template <DataType kType, class T>
 const Kernels* integer(ReduceOp op) {
   using Unsigned = hwy::MakeUnsigned<T>;
   switch (op) {
     case ReduceOp::kSum:
-      return in_kind<Unsigned, Sum>();
+      return in_kind<kType, Unsigned, Sum>();
     case ReduceOp::kProd:
-      return in_kind<Unsigned, Prod>();
+      return in_kind<kType, Unsigned, Prod>();
     case ReduceOp::kMin:
-      return in_kind<T, Min>();
+      return in_kind<kType, T, Min>();
     case ReduceOp::kMax:
-      return in_kind<T, Max>();
+      return in_kind<kType, T, Max>();
     case ReduceOp::kBand:
-      return in_kind<uint8_t, Band>();
+      return in_kind<kType, uint8_t, Band>();
     case ReduceOp::kBor:
-      return in_kind<uint8_t, Bor>();
+      return in_kind<kType, uint8_t, Bor>();
     case ReduceOp::kBxor:
-      return in_kind<uint8_t, Bxor>();
+      return in_kind<kType, uint8_t, Bxor>();
+    case ReduceOp::kAvg:
+      return in_kind<kType, Unsigned, Sum, integer_division<T>()>();
     default:
       return nullptr;
   }
 }
 
-template <class T>
+template <DataType kType, class T>
 const Kernels* floating(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
-      return in_kind<T, Sum>();
+      return in_kind<kType, T, Sum>();
     case ReduceOp::kProd:
-      return in_kind<T, Prod>();
+      return in_kind<kType, T, Prod>();
     case ReduceOp::kMin:
-      return in_kind<T, Min>();
+      return in_kind<kType, T, Min>();
     case ReduceOp::kMax:
-      return in_kind<T, Max>();
+      return in_kind<kType, T, Max>();
+    case ReduceOp::kAvg:
+      return in_kind<kType, T, Sum, &divide<T>>();
     default:
       return nullptr;
   }
 }
 
-template <class Format>
+template <DataType kType, class Format>
 const Kernels* widened(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
-      return wide<Format, Sum>();
+      return wide<kType, Format, Sum>();
     case ReduceOp::kProd:
-      return wide<Format, Prod>();
+      return wide<kType, Format, Prod>();
     case ReduceOp::kMin:
-      return wide<Format, Min>();
+      return wide<kType, Format, Min>();
     case ReduceOp::kMax:
-      return wide<Format, Max>();
+      return wide<kType, Format, Max>();
+    case ReduceOp::kAvg:
+      return wide<kType, Format, Sum, &divide<float>>();
     default:
       return nullptr;
   }
@@ -202,25 +204,29 @@ const Kernels* widened(ReduceOp op) {
 const Kernels* kernels(DataType type, ReduceOp op) {
   switch (type) {
     case DataType::kU8:
-      return integer<uint8_t>(op);
+      return integer<DataType::kU8, uint8_t>(op);
     case DataType::kI8:
-      return integer<int8_t>(op);
+      return integer<DataType::kI8, int8_t>(op);
     case DataType::kI32:
-      return integer<int32_t>(op);
+      return integer<DataType::kI32, int32_t>(op);
     case DataType::kU32:
-      return integer<uint32_t>(op);
+      return integer<DataType::kU32, uint32_t>(op);
     case DataType::kI64:
-      return integer<int64_t>(op);
+      return integer<DataType::kI64, int64_t>(op);
     case DataType::kU64:
-      return integer<uint64_t>(op);
+      return integer<DataType::kU64, uint64_t>(op);
     case DataType::kF16:
-      return widened<F16>(op);
+      return widened<DataType::kF16, F16>(op);
     case DataType::kBf16:
-      return widened<Bf16>(op);
+      return widened<DataType::kBf16, Bf16>(op);
     case DataType::kF32:
-      return floating<float>(op);
+      return floating<DataType::kF32, float>(op);
     case DataType::kF64:
-      return floating<double>(op);
+      return floating<DataType::kF64, double>(op);
+    case DataType::kF8E4M3:
+      return widened<DataType::kF8E4M3, F8E4M3>(op);
+    case DataType::kF8E5M2:
+      return widened<DataType::kF8E5M2, F8E5M2>(op);
     default:
       return nullptr;
   }
@@ -235,7 +241,9 @@ namespace millrace::aggregation {
 
 HWY_EXPORT(kernels);
 
-const Kernels* find_kernels(DataType type, ReduceOp op) noexcept {
+const Kernels* find_kernels(DataType type, ReduceOp op, DataType wire) noexcept {
+  if (!wire_supported(type, op, wire)) return nullptr;
+  if (wire == DataType::kBfp8) return find_bfp8_kernels(op);
   return HWY_DYNAMIC_DISPATCH(kernels)(type, op);
 }
 

@@ -1,5 +1,5 @@
-// Vector arithmetic for reduce_kernels.cc, compiled once per Highway target: the operators, and the
-// conversions between f32 and the 16-bit types. Values only; no memory is touched here.
+// Vector arithmetic for reduce_kernels.cc and bfp.cc, compiled once per Highway target: the operators, the
+// conversions between f32 and the narrower types, and the loops that both files need.
 
 // Highway's per-target include guard: the file is included again for each target.
 #if defined(MILLRACE_AGGREGATION_REDUCE_OPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -10,6 +10,7 @@
 #endif
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "hwy/highway.h"
@@ -108,12 +109,41 @@ struct Bxor {
   }
 };
 
-// ---- The 16-bit types. `DF` is a tag of f32 lanes; the narrow bits come and go zero-extended in u32 lanes.
+// ---- The narrow types. `DF` is a tag of f32 lanes; rounded bits come zero-extended in u32 lanes. `Bits` is
+// what an element is in memory.
 
 template <class DF>
 using U32 = hn::RebindToUnsigned<DF>;
 
+// The magnitude's bits of a float with `kMantissa` bits of mantissa and exponent bias `kBias`, rounded to
+// nearest even from `magnitude`, an f32 without its sign; at most kTop, which the codes past the greatest
+// number stand for, and NaNs too.
+template <int kMantissa, int kBias, uint32_t kTop, class DF>
+HWY_INLINE hn::Vec<U32<DF>> rounded_magnitude(DF df, hn::Vec<U32<DF>> magnitude) {
+  const U32<DF> du;
+  const hn::RebindToSigned<DF> di;
+  // Normal numbers: adding one less than half of the last kept place, and one more if the kept part is odd,
+  // carries exactly when the value is to go up. A carry out of the mantissa steps the exponent. Where the
+  // carry, or the mere size of the exponent (infinity's too), leads past kTop, the minimum settles overflow.
+  constexpr int kDropped = 23 - kMantissa;
+  const auto odd = hn::And(hn::ShiftRight<kDropped>(magnitude), hn::Set(du, 1));
+  const auto rebiased = hn::Sub(magnitude, hn::Set(du, uint32_t{127 - kBias} << 23));
+  const auto half = hn::Set(du, (uint32_t{1} << (kDropped - 1)) - 1);
+  const auto carried = hn::ShiftRight<kDropped>(hn::Add(hn::Add(rebiased, half), odd));
+  const auto normal = hn::Min(carried, hn::Set(du, kTop));
+  // Below them the type is fixed-point, in units that are the last place of f32 numbers at this `base`: the
+  // addition rounds to it, and the sum's last bits are the result, the smallest normal number included.
+  const auto base = hn::Set(du, uint32_t{127 + 24 - kBias - kMantissa} << 23);
+  const auto sum = hn::Add(hn::BitCast(df, magnitude), hn::BitCast(df, base));
+  const auto subnormal = hn::Sub(hn::BitCast(du, sum), base);
+  const auto greatest_subnormal = hn::Set(di, static_cast<int32_t>((uint32_t{128 - kBias} << 23) - 1));
+  const auto is_normal = hn::RebindMask(du, hn::Gt(hn::BitCast(di, magnitude), greatest_subnormal));
+  return hn::IfThenElse(is_normal, normal, subnormal);
+}
+
 struct Bf16 {
+  using Bits = uint16_t;
+
   template <class DF>
   static HWY_INLINE hn::Vec<DF> widen(DF df, hn::Vec<hn::Rebind<uint16_t, DF>> bits16) {
     return hn::BitCast(df, hn::ShiftLeft<16>(hn::PromoteTo(U32<DF>(), bits16)));
@@ -133,6 +163,8 @@ struct Bf16 {
 };
 
 struct F16 {
+  using Bits = uint16_t;
+
   template <class DF>
   static HWY_INLINE hn::Vec<DF> widen(DF df, hn::Vec<hn::Rebind<uint16_t, DF>> bits16) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
@@ -160,26 +192,153 @@ struct F16 {
   template <class DF>
   static HWY_INLINE hn::Vec<U32<DF>> narrow(DF df, hn::Vec<DF> v) {
     const U32<DF> du;
-    const hn::RebindToSigned<DF> di;
     const auto bits = hn::BitCast(du, v);
-    const auto magnitude = hn::And(bits, hn::Set(du, 0x7fffffff));
     const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 0x8000));
-    // Numbers from 2^-14 on: rounded as in bf16 with 13 bits to drop. From 65520 on, the carry (or the mere
-    // size of the exponent, infinity's too) leaves more than f16's infinity, so the minimum settles overflow.
-    const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1));
-    const auto rebiased = hn::Sub(magnitude, hn::Set(du, uint32_t{127 - 15} << 23));
-    const auto carried = hn::ShiftRight<13>(hn::Add(hn::Add(rebiased, hn::Set(du, 0xfff)), odd));
-    const auto normal = hn::Min(carried, hn::Set(du, 0x7c00));
-    // Below 2^-14, f16 is fixed-point in units of 2^-24, which is the last place of f32 numbers in [0.5, 1):
-    // the addition rounds to it, and the sum's last bits are the result, 2^-14 itself included.
-    const auto half = hn::Set(df, 0.5F);
-    const auto sum = hn::Add(hn::BitCast(df, magnitude), half);
-    const auto subnormal = hn::Sub(hn::BitCast(du, sum), hn::BitCast(du, half));
-    const auto is_normal = hn::RebindMask(du, hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x387fffff)));
-    const auto rounded = hn::Or(sign, hn::IfThenElse(is_normal, normal, subnormal));
-    return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), hn::Set(du, 0x7e00), rounded);
+    const auto magnitude = rounded_magnitude<10, 15, 0x7c00>(df, hn::And(bits, hn::Set(du, 0x7fffffff)));
+    return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), hn::Set(du, 0x7e00), hn::Or(sign, magnitude));
   }
 };
+
+// The two FP8 types of the OCP 8-bit Floating Point Specification 1.0.
+
+// IEEE-like, and the upper half of an f16, which is the way up; down it must not round twice.
+struct F8E5M2 {
+  using Bits = uint8_t;
+
+  template <class DF>
+  static HWY_INLINE hn::Vec<DF> widen(DF df, hn::Vec<hn::Rebind<uint8_t, DF>> bits8) {
+    return F16::widen(df, hn::ShiftLeft<8>(hn::PromoteTo(hn::Rebind<uint16_t, DF>(), bits8)));
+  }
+
+  template <class DF>
+  static HWY_INLINE hn::Vec<U32<DF>> narrow(DF df, hn::Vec<DF> v) {
+    const U32<DF> du;
+    const auto bits = hn::BitCast(du, v);
+    const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(du, 0x80));
+    const auto magnitude = rounded_magnitude<2, 15, 0x7c>(df, hn::And(bits, hn::Set(du, 0x7fffffff)));
+    return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), hn::Set(du, 0x7e), hn::Or(sign, magnitude));
+  }
+};
+
+// No infinities: the one code past 448 is NaN, so whatever is rounded beyond 448 is NaN.
+struct F8E4M3 {
+  using Bits = uint8_t;
+
+  // With its mantissa where f16 has its own, an element is an f16 of exponent bias 15 instead of 7: 2^-8 of
+  // itself, subnormals included.
+  template <class DF>
+  static HWY_INLINE hn::Vec<DF> widen(DF df, hn::Vec<hn::Rebind<uint8_t, DF>> bits8) {
+    const hn::Rebind<uint16_t, DF> d16;
+    const auto bits = hn::PromoteTo(d16, bits8);
+    const auto magnitude = hn::And(bits, hn::Set(d16, 0x7f));
+    const auto sign = hn::ShiftLeft<8>(hn::And(bits, hn::Set(d16, 0x80)));
+    const auto number = hn::Or(sign, hn::ShiftLeft<7>(magnitude));
+    const auto is_nan = hn::Eq(magnitude, hn::Set(d16, 0x7f));
+    const auto f16 = hn::IfThenElse(is_nan, hn::Set(d16, 0x7e00), number);
+    return hn::Mul(F16::widen(df, f16), hn::Set(df, 256.0F));
+  }
+
+  template <class DF>
+  static HWY_INLINE hn::Vec<U32<DF>> narrow(DF df, hn::Vec<DF> v) {
+    const U32<DF> du;
+    const auto bits = hn::BitCast(du, v);
+    const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(du, 0x80));
+    const auto nan = hn::Set(du, 0x7f);
+    const auto magnitude = rounded_magnitude<3, 7, 0x7f>(df, hn::And(bits, hn::Set(du, 0x7fffffff)));
+    return hn::IfThenElse(hn::Eq(magnitude, nan), nan, hn::Or(sign, magnitude));
+  }
+};
+
+// ---- Memory.
+
+// Payloads start anywhere, so elements are loaded as bytes: a misaligned float* would be undefined behaviour
+// even unread. Tails go through a vector on the stack, because Highway's masked loads read the whole vector
+// on most targets and the byte after a payload may be another packet's, or nobody's.
+
+#if HWY_TARGET == HWY_SCALAR  // a vector is one element and does not come apart into bytes
+
+template <class D>
+HWY_INLINE hn::Vec<D> load_bytes(D d, const uint8_t* from) {
+  hn::TFromD<D> element;
+  std::memcpy(&element, from, sizeof(element));
+  return hn::Set(d, element);
+}
+
+template <class D>
+HWY_INLINE void store_bytes(D /*d*/, hn::Vec<D> v, uint8_t* to) {
+  const hn::TFromD<D> element = hn::GetLane(v);
+  std::memcpy(to, &element, sizeof(element));
+}
+
+#else
+
+template <class D>
+HWY_INLINE hn::Vec<D> load_bytes(D d, const uint8_t* from) {
+  return hn::BitCast(d, hn::LoadU(hn::Repartition<uint8_t, D>(), from));
+}
+
+template <class D>
+HWY_INLINE void store_bytes(D /*d*/, hn::Vec<D> v, uint8_t* to) {
+  const hn::Repartition<uint8_t, D> d8;
+  hn::StoreU(hn::BitCast(d8, v), d8, to);
+}
+
+#endif
+
+// T: the lanes; for the operators that do not care about sign, or about lanes at all, not the element's own.
+template <class T, class Op>
+void accumulate(uint8_t* HWY_RESTRICT acc, const uint8_t* HWY_RESTRICT in, size_t bytes) {
+  const hn::ScalableTag<T> d;
+  const size_t step = hn::Lanes(d) * sizeof(T);
+  size_t at = 0;
+  for (; at + step <= bytes; at += step) {
+    store_bytes(d, Op::apply(d, load_bytes(d, acc + at), load_bytes(d, in + at)), acc + at);
+  }
+  const size_t tail = bytes - at;
+  if (tail == 0) return;
+  HWY_ALIGN uint8_t acc_tail[HWY_MAX_BYTES] = {};
+  HWY_ALIGN uint8_t in_tail[HWY_MAX_BYTES] = {};
+  std::memcpy(acc_tail, acc + at, tail);
+  std::memcpy(in_tail, in + at, tail);
+  store_bytes(d, Op::apply(d, load_bytes(d, acc_tail), load_bytes(d, in_tail)), acc_tail);
+  std::memcpy(acc + at, acc_tail, tail);
+}
+
+// acc = acc / contributions, for the floating-point types.
+template <class T>
+void divide(uint8_t* acc, size_t bytes, uint32_t contributions) {
+  const hn::ScalableTag<T> d;
+  const size_t step = hn::Lanes(d) * sizeof(T);
+  const auto divisor = hn::Set(d, static_cast<T>(contributions));
+  size_t at = 0;
+  for (; at + step <= bytes; at += step) {
+    store_bytes(d, canonical(d, hn::Div(load_bytes(d, acc + at), divisor)), acc + at);
+  }
+  const size_t tail = bytes - at;
+  if (tail == 0) return;
+  HWY_ALIGN uint8_t acc_tail[HWY_MAX_BYTES] = {};
+  std::memcpy(acc_tail, acc + at, tail);
+  store_bytes(d, canonical(d, hn::Div(load_bytes(d, acc_tail), divisor)), acc_tail);
+  std::memcpy(acc + at, acc_tail, tail);
+}
+
+// How a contribution meets an accumulator of f32: the first one is copied, since nothing is there yet.
+struct First {
+  template <class DF>
+  static HWY_INLINE hn::Vec<DF> combine(DF /*df*/, const float* /*wide*/, hn::Vec<DF> v) {
+    return v;
+  }
+};
+
+template <class Op>
+struct Further {
+  template <class DF>
+  static HWY_INLINE hn::Vec<DF> combine(DF df, const float* wide, hn::Vec<DF> v) {
+    return Op::apply(df, hn::LoadU(df, wide), v);
+  }
+};
+
+inline constexpr const char* kTarget = &HWY_STR(HWY_NAMESPACE)[2];  // without Highway's "N_"
 
 }  // namespace millrace::aggregation::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -12,10 +12,15 @@
 
 namespace millrace::aggregation {
 
+// A payload in the frame that brought it.
+struct Held {
+  FrameRef frame;
+  std::span<uint8_t> data;
+};
+
 // The byte range of one packet of a segment. Chunk 0 shares its packet with the segment header.
 struct Chunk {
-  FrameRef frame;  // of the first contribution; its payload becomes the result
-  std::span<uint8_t> data;
+  Held sum;  // the first contribution; its payload becomes the result
   uint32_t contributions = 0;
 };
 
@@ -28,7 +33,11 @@ struct SegmentSlot {
   std::vector<SegmentHeader> header;  // by rank
   std::vector<bool> present;          // by rank
   uint16_t first_rank = 0;            // whose header is the reference
-  Reducer reducer;                    // of the reference's datatype and operator
+  // Of the reference, which all members agree with:
+  SegmentShape shape;
+  Reducer reducer;    // none where nothing is reduced
+  bool wide = false;  // summed in a wider type than it has on the wire
+  bool hold = false;  // contributions are kept until all are there, and reduced in the order of ranks
   std::vector<Chunk> chunks;
 
   const SegmentHeader& reference() const { return header[first_rank]; }
@@ -53,7 +62,7 @@ class SlotRing {
  public:
   // `window` slots of `chunks` chunks each for `world` members.
   SlotRing(uint16_t window, uint32_t chunks, uint16_t world, uint32_t mtu)
-      : slots_(window), wide_(static_cast<size_t>(window) * chunks * (mtu / 2)), chunks_(chunks), mtu_(mtu) {
+      : slots_(window), wide_(static_cast<size_t>(window) * chunks * mtu), chunks_(chunks), mtu_(mtu) {
     for (SegmentSlot& s : slots_) {
       s.header.resize(world);
       s.present.resize(world);
@@ -62,17 +71,24 @@ class SlotRing {
   }
   static uint64_t bytes(uint16_t window, uint32_t chunks, uint16_t world, uint32_t mtu) {
     return static_cast<uint64_t>(window) *
-           (world * (kSegmentHeaderBytes + 1) + chunks * (sizeof(Chunk) + 2 * mtu));
+           (world * (kSegmentHeaderBytes + 1) + chunks * (sizeof(Chunk) + sizeof(float) * mtu));
   }
 
   // A member may send segment s once s − window has been released.
   bool admits(uint64_t segment) const { return segment < released_ + slots_.size(); }
   SegmentSlot& slot(uint64_t segment) { return slots_[segment % slots_.size()]; }
   const SegmentSlot& slot(uint64_t segment) const { return slots_[segment % slots_.size()]; }
-  // The wide accumulator (f32) of a chunk, for types that are summed in a wider one.
+  // The wide accumulator (f32, one for each byte at most) of a chunk, for types that are summed in a wider
+  // one.
   float* wide(uint64_t segment, uint32_t chunk) {
-    return wide_.data() + ((segment % slots_.size()) * chunks_ + chunk) * (mtu_ / 2);
+    return wide_.data() + ((segment % slots_.size()) * chunks_ + chunk) * mtu_;
   }
+  // What a rank has contributed to a chunk, where contributions are held. Room for that is made by hold().
+  Held& held(uint64_t segment, uint32_t chunk, uint16_t rank) {
+    return held_[((segment % slots_.size()) * chunks_ + chunk) * slots_[0].header.size() + rank];
+  }
+  bool holds() const { return !held_.empty(); }
+  void hold() { held_.resize(slots_.size() * chunks_ * slots_[0].header.size()); }
   uint64_t released() const { return released_; }
   void release(SegmentSlot& slot) {
     slot.headers = 0;
@@ -87,12 +103,14 @@ class SlotRing {
       for (Chunk& c : s.chunks) c = Chunk{};
       s.headers = 0;
     }
+    for (Held& h : held_) h = Held{};
   }
   size_t window() const { return slots_.size(); }
 
  private:
   std::vector<SegmentSlot> slots_;
   std::vector<float> wide_;
+  std::vector<Held> held_;  // by slot, chunk and rank; empty until a deterministic operation comes
   uint32_t chunks_, mtu_;
   uint64_t released_ = 0;
 };

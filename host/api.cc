@@ -22,6 +22,7 @@ using millrace::host::Membership;
 using millrace::host::Registration;
 using millrace::host::TransportChoice;
 namespace aggregation = millrace::aggregation;
+using aggregation::Collective;
 
 struct mr_context {
   mr_context(TransportChoice choice, const std::string& device) : context(choice, device) {}
@@ -37,6 +38,9 @@ struct mr_comm {
   int rank = 0, size = 1;
   std::atomic<bool> aborted{false};
   std::atomic<uint64_t> operations{0};  // of a communicator of one rank
+  // Of the operations issued from now on.
+  std::atomic<bool> deterministic{false};
+  std::atomic<mr_wire> wire{MR_WIRE_EXACT};
 };
 
 struct mr_memory {
@@ -163,7 +167,10 @@ mr_status ended(const mr_comm& comm) {
 // One rank's own result is its contribution.
 void do_locally(mr_comm& comm, mr_request& request) {
   auto& operation = request.operation;
-  if (operation.bytes && operation.recv != operation.send)
+  if (operation.logical)
+    millrace::host::as_logical(operation.type, operation.send,
+                               operation.bytes / aggregation::element_bytes(operation.type), operation.recv);
+  else if (operation.bytes && operation.recv != operation.send)
     std::memcpy(operation.recv, operation.send, operation.bytes);
   operation.sequence = comm.operations++;
   operation.status = MR_OK;
@@ -220,9 +227,108 @@ bool beyond_memory(const void* buffer, uint64_t bytes) {
   return bytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(buffer);
 }
 
-bool overlap(const void* send, const void* recv, uint64_t bytes) {
+bool overlap(const uint8_t* send, uint64_t send_bytes, const uint8_t* recv, uint64_t recv_bytes) {
   auto a = reinterpret_cast<uintptr_t>(send), b = reinterpret_cast<uintptr_t>(recv);
-  return a < b ? b - a < bytes : a - b < bytes;
+  return a < b ? b - a < send_bytes : a - b < recv_bytes;
+}
+
+// A collective as it was called. `count` is of each rank's part where the vector falls into shards.
+struct Call {
+  const char* function;
+  Collective collective;
+  const void* send;
+  void* recv;
+  size_t count;
+  int type;
+  std::optional<int> op;
+  int root = 0;
+};
+
+struct Operator {
+  aggregation::ReduceOp op;
+  bool logical;
+};
+
+Operator operator_of(int number) {
+  if (number == MR_LAND) return {aggregation::ReduceOp::kBand, true};
+  if (number == MR_LOR) return {aggregation::ReduceOp::kBor, true};
+  return {static_cast<aggregation::ReduceOp>(number), false};
+}
+
+// The largest vector, so that an offset in its wire form cannot overflow either.
+constexpr uint64_t kBytesMax = uint64_t{1} << 60;
+
+mr_status collective(const Call& call, mr_comm* comm, mr_request** request) {
+  auto wrong = [&](const std::string& sentence) { return misused(call.function + (": " + sentence)); };
+  if (request == nullptr) return wrong("request is NULL");
+  *request = nullptr;
+  if (comm == nullptr) return wrong("comm is NULL");
+  if (call.type < MR_U8 || call.type > MR_F8E5M2)
+    return wrong("type " + std::to_string(call.type) + " is no element type");
+  auto made = std::make_unique<mr_request>();
+  auto& operation = made->operation;
+  operation.collective = call.collective;
+  operation.type = static_cast<aggregation::DataType>(call.type);
+  const std::string type_name(aggregation::name(operation.type));
+  if (call.op) {
+    if (*call.op < MR_SUM || *call.op > MR_LOR)
+      return wrong("operator " + std::to_string(*call.op) + " is no reduction operator");
+    const Operator as = operator_of(*call.op);
+    operation.op = as.op;
+    operation.logical = as.logical;
+    operation.deterministic = comm->deterministic;
+    if (!aggregation::supported(operation.type, operation.op))
+      return wrong(type_name + " cannot be reduced by " +
+                   (as.logical ? "a logical operator" : std::string(aggregation::name(operation.op))));
+    if (comm->wire == MR_WIRE_BFP8) {
+      operation.bfp = true;
+      if (!aggregation::wire_supported(operation.type, operation.op, operation.wire()))
+        return wrong(type_name +
+                     " does not go in block floating point (mr_comm_set_wire): f16, bf16 and f32 do");
+    }
+  }
+  if (call.root < 0 || call.root >= comm->size)
+    return wrong("root is " + std::to_string(call.root) + ": ranks go from 0 to " +
+                 std::to_string(comm->size - 1));
+  operation.root = static_cast<uint16_t>(call.root);
+
+  const uint64_t parts = aggregation::has_shards(call.collective) ? static_cast<uint64_t>(comm->size) : 1;
+  if (call.count > kBytesMax / aggregation::element_bytes(operation.type) / parts)
+    return wrong(std::to_string(call.count) + " elements of " + type_name +
+                 (parts > 1 ? " for each rank" : "") + " are more bytes than there can be");
+  const uint64_t part = call.count * aggregation::element_bytes(operation.type);
+  operation.bytes = part * parts;
+  const auto rank = static_cast<uint16_t>(comm->rank), size = static_cast<uint16_t>(comm->size);
+  const auto* send = static_cast<const uint8_t*>(call.send);
+  auto* recv = static_cast<uint8_t*>(call.recv);
+  const uint64_t send_bytes = operation.send_bytes(rank, size), recv_bytes = operation.recv_bytes(rank, size);
+  if ((send_bytes && send == nullptr) || (recv_bytes && recv == nullptr))
+    return wrong("a buffer is NULL, but count is " + std::to_string(call.count));
+  if (beyond_memory(send, send_bytes) || beyond_memory(recv, recv_bytes))
+    return wrong("a buffer of " + std::to_string(std::max(send_bytes, recv_bytes)) +
+                 " bytes goes beyond the end of memory");
+  // In place means that a rank's own part is where it is in the whole.
+  const bool in_place = send_bytes && recv_bytes &&
+                        (call.collective == Collective::kReduceScatter ? recv == send + rank * part
+                         : call.collective == Collective::kAllGather   ? send == recv + rank * part
+                                                                       : send == recv);
+  if (!in_place && send_bytes && recv_bytes && overlap(send, send_bytes, recv, recv_bytes))
+    return wrong("send and recv overlap: they must be disjoint or, in place, " +
+                 std::string(call.collective == Collective::kReduceScatter
+                                 ? "recv == send + rank × recv_count"
+                             : call.collective == Collective::kAllGather ? "send == recv + rank × send_count"
+                                                                         : "the same"));
+  operation.send = send;
+  operation.recv = recv;
+  return start(*comm, std::move(made), request);
+}
+
+// The blocking form of a call that makes a request.
+template <typename F>
+mr_status blocking(F call) {
+  mr_request* request;
+  if (mr_status status = call(&request); status != MR_OK) return status;
+  return guarded([&] { return wait_for(request, last_error); });
 }
 
 }  // namespace
@@ -403,55 +509,71 @@ mr_status mr_deregister(mr_memory* memory) {
   });
 }
 
+mr_status mr_comm_set_deterministic(mr_comm* comm, int on) {
+  return guarded([&] {
+    if (comm == nullptr) return misused("mr_comm_set_deterministic: comm is NULL");
+    comm->deterministic = on != 0;
+    return MR_OK;
+  });
+}
+
+mr_status mr_comm_set_wire(mr_comm* comm, mr_wire wire) {
+  return guarded([&] {
+    if (comm == nullptr) return misused("mr_comm_set_wire: comm is NULL");
+    const int number = number_of(wire);
+    if (number != MR_WIRE_EXACT && number != MR_WIRE_BFP8)
+      return misused("mr_comm_set_wire: " + std::to_string(number) + " is no wire form");
+    comm->wire = static_cast<mr_wire>(number);
+    return MR_OK;
+  });
+}
+
 mr_status mr_all_reduce(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, mr_op op,
                         mr_request** request) {
   return guarded([&] {
-    if (request == nullptr) return misused("mr_all_reduce: request is NULL");
-    *request = nullptr;
-    if (comm == nullptr) return misused("mr_all_reduce: comm is NULL");
-    int type_number = number_of(type), op_number = number_of(op);
-    if (type_number < MR_U8 || type_number > MR_F64)
-      return misused("mr_all_reduce: type " + std::to_string(type_number) +
-                     " is no element type of this version");
-    if (op_number < MR_SUM || op_number > MR_MAX)
-      return misused("mr_all_reduce: operator " + std::to_string(op_number) + " is not in this version");
-    auto data_type = static_cast<aggregation::DataType>(type_number);
-    auto reduce_op = static_cast<aggregation::ReduceOp>(op_number);
-    std::string type_name(aggregation::name(data_type));
-    if (!aggregation::supported(data_type, reduce_op))
-      return misused("mr_all_reduce: this version cannot reduce " + type_name + " by " +
-                     std::string(aggregation::name(reduce_op)));
-    size_t element = aggregation::element_bytes(data_type);
-    if (count > SIZE_MAX / element)
-      return misused("mr_all_reduce: " + std::to_string(count) + " elements of " + type_name +
-                     " are more bytes than there can be");
-    uint64_t bytes = count * element;
-    if (bytes && (send == nullptr || recv == nullptr))
-      return misused("mr_all_reduce: a buffer is NULL, but count is " + std::to_string(count));
-    if (beyond_memory(send, bytes) || beyond_memory(recv, bytes))
-      return misused("mr_all_reduce: a buffer of " + std::to_string(bytes) +
-                     " bytes goes beyond the end of memory");
-    if (send != recv && overlap(send, recv, bytes))
-      return misused("mr_all_reduce: send and recv overlap: they must be the same (in place) or disjoint");
-    auto made = std::make_unique<mr_request>();
-    made->operation.collective = aggregation::Collective::kAllReduce;
-    made->operation.op = reduce_op;
-    made->operation.type = data_type;
-    made->operation.send = static_cast<const uint8_t*>(send);
-    made->operation.recv = static_cast<uint8_t*>(recv);
-    made->operation.bytes = bytes;
-    return start(*comm, std::move(made), request);
+    return collective(
+        {"mr_all_reduce", Collective::kAllReduce, send, recv, count, number_of(type), number_of(op)}, comm,
+        request);
+  });
+}
+
+mr_status mr_reduce(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, mr_op op,
+                    int root, mr_request** request) {
+  return guarded([&] {
+    return collective(
+        {"mr_reduce", Collective::kReduce, send, recv, count, number_of(type), number_of(op), root}, comm,
+        request);
+  });
+}
+
+mr_status mr_broadcast(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, int root,
+                       mr_request** request) {
+  return guarded([&] {
+    return collective({"mr_broadcast", Collective::kBroadcast, send, recv, count, number_of(type), {}, root},
+                      comm, request);
+  });
+}
+
+mr_status mr_reduce_scatter(mr_comm* comm, const void* send, void* recv, size_t recv_count, mr_type type,
+                            mr_op op, mr_request** request) {
+  return guarded([&] {
+    return collective({"mr_reduce_scatter", Collective::kReduceScatter, send, recv, recv_count,
+                       number_of(type), number_of(op)},
+                      comm, request);
+  });
+}
+
+mr_status mr_all_gather(mr_comm* comm, const void* send, void* recv, size_t send_count, mr_type type,
+                        mr_request** request) {
+  return guarded([&] {
+    return collective({"mr_all_gather", Collective::kAllGather, send, recv, send_count, number_of(type), {}},
+                      comm, request);
   });
 }
 
 mr_status mr_barrier(mr_comm* comm, mr_request** request) {
   return guarded([&] {
-    if (request == nullptr) return misused("mr_barrier: request is NULL");
-    *request = nullptr;
-    if (comm == nullptr) return misused("mr_barrier: comm is NULL");
-    auto made = std::make_unique<mr_request>();
-    made->operation.collective = aggregation::Collective::kBarrier;
-    return start(*comm, std::move(made), request);
+    return collective({"mr_barrier", Collective::kBarrier, nullptr, nullptr, 0, MR_U8, {}}, comm, request);
   });
 }
 
@@ -478,8 +600,12 @@ void mr_request_free(mr_request* request) {
 mr_status mr_request_get_info(const mr_request* request, mr_request_info* info) {
   return guarded([&] {
     if (request == nullptr || info == nullptr) return misused("mr_request_get_info: request or info is NULL");
-    // Both transports send from and write to the caller's own memory.
-    *info = {request->path, "registered", request->operation.bytes, 0, 0};
+    // Both transports send from and write to the caller's own memory, where it has the form of the wire.
+    const auto& operation = request->operation;
+    const char* memory = operation.bfp       ? "staged: block floating point on the wire"
+                         : operation.logical ? "staged: what is sent is 0 or 1"
+                                             : "registered";
+    *info = {request->path, memory, operation.bytes, 0, 0};
     if (request->state.load(std::memory_order_acquire) == MR_IN_PROGRESS) return MR_OK;
     info->segments = request->operation.segments;
     info->operation = request->operation.sequence;
@@ -494,16 +620,31 @@ const char* mr_request_error(const mr_request* request) {
 
 mr_status mr_all_reduce_wait(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type,
                              mr_op op) {
-  mr_request* request;
-  if (mr_status status = mr_all_reduce(comm, send, recv, count, type, op, &request); status != MR_OK)
-    return status;
-  return guarded([&] { return wait_for(request, last_error); });
+  return blocking([&](mr_request** r) { return mr_all_reduce(comm, send, recv, count, type, op, r); });
+}
+
+mr_status mr_reduce_wait(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, mr_op op,
+                         int root) {
+  return blocking([&](mr_request** r) { return mr_reduce(comm, send, recv, count, type, op, root, r); });
+}
+
+mr_status mr_broadcast_wait(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type,
+                            int root) {
+  return blocking([&](mr_request** r) { return mr_broadcast(comm, send, recv, count, type, root, r); });
+}
+
+mr_status mr_reduce_scatter_wait(mr_comm* comm, const void* send, void* recv, size_t recv_count, mr_type type,
+                                 mr_op op) {
+  return blocking(
+      [&](mr_request** r) { return mr_reduce_scatter(comm, send, recv, recv_count, type, op, r); });
+}
+
+mr_status mr_all_gather_wait(mr_comm* comm, const void* send, void* recv, size_t send_count, mr_type type) {
+  return blocking([&](mr_request** r) { return mr_all_gather(comm, send, recv, send_count, type, r); });
 }
 
 mr_status mr_barrier_wait(mr_comm* comm) {
-  mr_request* request;
-  if (mr_status status = mr_barrier(comm, &request); status != MR_OK) return status;
-  return guarded([&] { return wait_for(request, last_error); });
+  return blocking([&](mr_request** r) { return mr_barrier(comm, r); });
 }
 
 }  // extern "C"

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 #include <random>
 
+#include "aggregation/bfp.h"
 #include "roce/error.h"
 
 namespace millrace::host {
@@ -47,10 +49,41 @@ mr_status status_of(LinkError error) {
 
 }  // namespace
 
+void as_logical(aggregation::DataType type, const uint8_t* in, size_t count, uint8_t* out) {
+  const auto as = [&](auto zero) {
+    for (size_t i = 0; i < count; i++) {
+      auto value = zero;
+      std::memcpy(&value, in + i * sizeof value, sizeof value);
+      value = value != zero;
+      std::memcpy(out + i * sizeof value, &value, sizeof value);
+    }
+  };
+  switch (aggregation::element_bytes(type)) {
+    case 1:
+      return as(uint8_t{});
+    case 4:
+      return as(uint32_t{});
+    default:
+      return as(uint64_t{});
+  }
+}
+
+uint64_t Operation::send_bytes(uint16_t rank, uint16_t world) const {
+  if (collective == Collective::kBroadcast && rank != root) return 0;
+  return collective == Collective::kAllGather ? bytes / world : bytes;
+}
+
+uint64_t Operation::recv_bytes(uint16_t rank, uint16_t world) const {
+  if (collective == Collective::kReduce && rank != root) return 0;
+  return collective == Collective::kReduceScatter ? bytes / world : bytes;
+}
+
 struct Communicator::Impl {
   // A segment between its post and the end of both its SEND and its result.
   struct Segment {
     Operation* operation;
+    uint8_t* result_at = nullptr;  // where a result goes that is not written there by the switch
+    uint32_t result_bytes = 0;
     bool sent = false, result = false;
   };
   struct Stripe {
@@ -60,11 +93,16 @@ struct Communicator::Impl {
     uint64_t results = 0;  // whose result has come, in order
     uint64_t base = 0;     // counter of segments.front()
     std::deque<Segment> segments;
+    // For operations whose data takes another form: one segment to send and one result for each place in the
+    // window. Made when the first comes.
+    std::vector<uint8_t> staging;
+    MemoryRegion staging_region;
   };
   // An operation that has left segments to post or to finish.
   struct Running {
     Operation* operation;
     uint64_t posted = 0, finished = 0;
+    uint64_t unit = 0, per_unit = 1;  // segments do not straddle units of so many bytes
     MemoryRegion send, recv;
     std::array<MemoryRegion, 2> ours{};  // registered for this call
   };
@@ -103,8 +141,11 @@ struct Communicator::Impl {
   void register_buffers(Running& r);
   void release_buffers(const Running& r);
   void end_operations();
-  void post();
-  SegmentHeader header(const Running& r, uint64_t offset, uint32_t length) const;
+  void post(Time now);
+  void cut(Running& r) const;
+  bool post_next(Running& r, Stripe& stripe);
+  void make_staging(Stripe& stripe);
+  uint32_t segment_elements(const Operation& op) const;
   Stripe* find(LinkId link) {
     for (Stripe& s : stripes)
       if (s.link == link && !s.closed) return &s;
@@ -226,7 +267,12 @@ void Communicator::Impl::result(Stripe& stripe, uint32_t immediate, Time now) {
 // Both of a segment's ends have come: it counts for its operation.
 void Communicator::Impl::finish_front(Stripe& stripe) {
   while (!stripe.segments.empty() && stripe.segments.front().sent && stripe.segments.front().result) {
-    Operation* op = stripe.segments.front().operation;
+    const Segment& done = stripe.segments.front();
+    Operation* op = done.operation;
+    if (done.result_at != nullptr)
+      aggregation::bfp8_decode(
+          op->type, stripe.staging.data() + (stripe.base % start->window * 2 + 1) * start->segment_bytes,
+          done.result_bytes / aggregation::element_bytes(op->type), done.result_at);
     stripe.segments.pop_front();
     stripe.base++;
     const auto r =
@@ -243,13 +289,25 @@ void Communicator::Impl::finish_front(Stripe& stripe) {
 // Throws millrace::Error.
 void Communicator::Impl::register_buffers(Running& r) {
   const Operation& op = *r.operation;
-  if (op.bytes == 0) return;
-  auto region = [&](const std::optional<MemoryRegion>& given, const void* at, Access access,
+  // What is staged neither leaves from the caller's memory nor, in another wire form, arrives there.
+  const uint64_t send = op.staged() ? 0 : op.send_bytes(config.rank, config.world);
+  const uint64_t recv = op.bfp ? 0 : op.recv_bytes(config.rank, config.world);
+  auto region = [&](const std::optional<MemoryRegion>& given, const void* at, uint64_t bytes, Access access,
                     MemoryRegion& our) {
-    return given ? *given : our = transport.register_memory(at, op.bytes, access);
+    if (bytes == 0) return MemoryRegion{};
+    return given ? *given : our = transport.register_memory(at, bytes, access);
   };
-  r.recv = region(op.recv_region, op.recv, Access::kResult, r.ours[0]);
-  r.send = op.send == op.recv ? r.recv : region(op.send_region, op.send, Access::kSend, r.ours[1]);
+  // In place one of the two lies within the other, which is then registered for both.
+  const bool within_send = recv != 0 && op.recv >= op.send && op.recv + recv <= op.send + send;
+  const bool within_recv = send != 0 && op.send >= op.recv && op.send + send <= op.recv + recv;
+  if (within_send) {
+    r.send = r.recv = region(op.send_region, op.send, send, Access::kResult, r.ours[0]);
+  } else if (within_recv) {
+    r.send = r.recv = region(op.recv_region, op.recv, recv, Access::kResult, r.ours[0]);
+  } else {
+    r.recv = region(op.recv_region, op.recv, recv, Access::kResult, r.ours[0]);
+    r.send = region(op.send_region, op.send, send, Access::kSend, r.ours[1]);
+  }
 }
 
 void Communicator::Impl::release_buffers(const Running& r) {
@@ -279,48 +337,133 @@ void Communicator::Impl::fail(mr_status s, const std::string& why, Time) {
     if (!stripe.closed) transport.close(stripe.link);
 }
 
-SegmentHeader Communicator::Impl::header(const Running& r, uint64_t offset, uint32_t length) const {
-  const Operation& op = *r.operation;
+// Elements of a segment: as many as fit in their wire form.
+uint32_t Communicator::Impl::segment_elements(const Operation& op) const {
+  const auto element = static_cast<uint32_t>(aggregation::element_bytes(op.type));
+  return !op.bfp ? start->segment_bytes / element
+                 : static_cast<uint32_t>(start->segment_bytes / aggregation::kBfp8BlockBytes *
+                                         aggregation::kBfp8BlockElements);
+}
+
+void Communicator::Impl::cut(Running& r) const {
+  Operation& op = *r.operation;
+  const bool by_shard =
+      op.collective == Collective::kAllGather || (op.collective == Collective::kReduceScatter && op.bfp);
+  r.unit = by_shard ? op.bytes / config.world : op.bytes;
+  const uint64_t segment = uint64_t{segment_elements(op)} * aggregation::element_bytes(op.type);
+  r.per_unit = std::max<uint64_t>(1, (r.unit + segment - 1) / segment);
+  op.segments = r.per_unit * (by_shard && op.bytes != 0 ? config.world : 1);
+}
+
+void Communicator::Impl::make_staging(Stripe& stripe) {
+  if (!stripe.staging.empty()) return;
+  stripe.staging.resize(size_t{2} * start->window * start->segment_bytes);
+  stripe.staging_region =
+      transport.register_memory(stripe.staging.data(), stripe.staging.size(), Access::kResult);
+}
+
+// Hands an operation's next segment to the transport; false: it takes none now. Throws millrace::Error.
+bool Communicator::Impl::post_next(Running& r, Stripe& stripe) {
+  Operation& op = *r.operation;
+  const uint64_t segment = uint64_t{segment_elements(op)} * aggregation::element_bytes(op.type);
+  aggregation::SegmentShape s;
+  s.collective = op.collective;
+  s.type = op.type, s.wire = op.wire();
+  s.world = config.world, s.root = op.root;
+  s.total = op.bytes;
+  const uint64_t in_unit = r.posted % r.per_unit * segment;
+  s.offset = r.posted / r.per_unit * r.unit + in_unit;
+  s.length = static_cast<uint32_t>(std::min(segment, r.unit - in_unit));
+  s.payload = static_cast<uint32_t>(aggregation::wire_bytes(op.type, op.wire(), s.length));
+  const bool contributes = s.contributes(config.rank);
+  const auto mine = s.receives(config.rank);
+  // Where this segment begins in the caller's memory.
+  const uint8_t* from = nullptr;
+  if (contributes)
+    from =
+        op.send + (op.collective == Collective::kAllGather ? s.offset - config.rank * s.shard() : s.offset);
+  uint8_t* to = nullptr;
+  if (op.collective == Collective::kReduceScatter && mine.bytes() != 0)
+    to = op.recv + (s.offset + (!op.bfp ? mine.begin : 0) - config.rank * s.shard());
+  else if (mine.bytes() != 0)
+    to = op.recv + s.offset;
+
+  Segment record{&op};
+  MemoryRegion source = r.send;
+  uint64_t address = reinterpret_cast<uintptr_t>(to);
+  uint32_t rkey = r.recv.rkey;
+  const uint8_t* payload = from;
+  if (op.staged()) {
+    // A place is free once both ends of the segment that had it have come.
+    if (stripe.segments.size() >= start->window) return false;
+    make_staging(stripe);
+    uint8_t* place = stripe.staging.data() + stripe.posted % start->window * 2 * start->segment_bytes;
+    payload = place;
+    source = stripe.staging_region;
+    const size_t elements = s.length / aggregation::element_bytes(op.type);
+    if (op.logical)
+      as_logical(op.type, from, elements, place);
+    else
+      aggregation::bfp8_encode(op.type, from, elements, place);
+    if (!op.logical && mine.bytes() != 0) {
+      record.result_at = to;
+      record.result_bytes = s.length;
+      address = reinterpret_cast<uintptr_t>(place + start->segment_bytes);
+      rkey = stripe.staging_region.rkey;
+    }
+  }
+
   SegmentHeader h;
   h.magic = aggregation::kMagic;
   h.version = aggregation::kProtocolVersion;
   h.collective = static_cast<uint8_t>(op.collective);
   h.op = static_cast<uint8_t>(op.op);
-  h.type = h.wire_type = static_cast<uint8_t>(op.type);
-  h.flags = static_cast<uint8_t>((offset + length == op.bytes ? aggregation::kFlagLast : 0) |
-                                 (length == 0 ? aggregation::kFlagHeaderOnly : 0));
+  h.type = static_cast<uint8_t>(op.type);
+  h.wire_type = static_cast<uint8_t>(op.wire());
+  h.flags = static_cast<uint8_t>((s.offset + s.length == op.bytes ? aggregation::kFlagLast : 0) |
+                                 (contributes ? 0 : aggregation::kFlagHeaderOnly) |
+                                 (op.deterministic ? aggregation::kFlagDeterministic : 0));
   h.group = start->group;
   h.rank = config.rank;
+  h.root = op.root;
   h.operation = op.sequence;
   h.total = op.bytes;
-  h.offset = offset;
-  h.length = h.payload_bytes = length;
-  h.result_address = length ? reinterpret_cast<uintptr_t>(op.recv) + offset : 0;
-  h.result_rkey = length ? r.recv.rkey : 0;
-  return h;
+  h.offset = s.offset;
+  h.length = s.length;
+  h.payload_bytes = contributes ? s.payload : 0;
+  h.result_address = mine.bytes() ? address : 0;
+  h.result_rkey = mine.bytes() ? rkey : 0;
+  if (!transport.post_segment(stripe.link, stripe.posted, h, {payload, h.payload_bytes.value()}, source))
+    return false;
+  // What nobody sends to its owner: a broadcast's root's and an all-gather's own part.
+  if (contributes && !aggregation::reduces(op.collective) && op.recv + s.offset != from)
+    std::memcpy(op.recv + s.offset, from, s.length);
+  stripe.segments.push_back(record);
+  return true;
 }
 
-void Communicator::Impl::post() {
+void Communicator::Impl::post(Time now) {
   while (posting < running.size()) {
     Running& r = running[posting];
-    Operation& op = *r.operation;
     Stripe& stripe = stripes[next_segment % stripes.size()];
     if (stripe.posted - stripe.results >= start->window) return;
-    const uint64_t offset = r.posted * start->segment_bytes;
-    const auto length = static_cast<uint32_t>(std::min<uint64_t>(start->segment_bytes, op.bytes - offset));
-    if (!transport.post_segment(stripe.link, stripe.posted, header(r, offset, length),
-                                {op.send + offset, length}, r.send))
-      return;
-    stripe.segments.push_back({&op});
+    try {
+      if (!post_next(r, stripe)) return;
+    } catch (const Error& e) {
+      return fail(MR_ERR_SYSTEM, e.what(), now);
+    }
     stripe.posted++;
     next_segment++;
-    if (++r.posted == op.segments) posting++;
+    if (++r.posted == r.operation->segments) posting++;
   }
 }
 
 Communicator::Communicator(const CommunicatorConfig& config, Transport& transport, Time now)
     : impl_(std::make_unique<Impl>(config, transport, now)) {}
-Communicator::~Communicator() = default;
+Communicator::~Communicator() {
+  for (const Impl::Stripe& s : impl_->stripes)
+    if (s.staging_region.id != 0) impl_->transport.deregister_memory(s.staging_region);
+}
 
 Communicator::State Communicator::state() const { return impl_->state; }
 mr_status Communicator::status() const {
@@ -360,12 +503,9 @@ void Communicator::poll(Time now) {
             " s",
         now);
   if (m.state != State::kRunning || m.closing) return;
-  for (size_t i = m.posting; i < m.running.size(); i++) {
-    Operation& op = *m.running[i].operation;
-    if (op.segments == 0)
-      op.segments = std::max<uint64_t>(1, (op.bytes + m.start->segment_bytes - 1) / m.start->segment_bytes);
-  }
-  m.post();
+  for (size_t i = m.posting; i < m.running.size(); i++)
+    if (m.running[i].operation->segments == 0) m.cut(m.running[i]);
+  m.post(now);
 }
 
 Time Communicator::next_deadline() const {

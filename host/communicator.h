@@ -32,11 +32,25 @@ struct Operation {
   aggregation::Collective collective = aggregation::Collective::kAllReduce;
   aggregation::ReduceOp op = aggregation::ReduceOp::kNone;
   aggregation::DataType type = aggregation::DataType::kU8;
+  bool bfp =
+      false;  // f16, bf16 and f32 cross the network in block floating point; where something is reduced
+  bool deterministic = false;
+  // What is not 0 is sent as 1: the logical operators, which the switch reduces as bits.
+  bool logical = false;
+  uint16_t root = 0;
   const uint8_t* send = nullptr;
   uint8_t* recv = nullptr;
-  uint64_t bytes = 0;
-  // Of send and recv (in place: one for both); nullopt: registered by the communicator for the call.
+  uint64_t bytes = 0;  // of the whole vector: before a reduce-scatter's split, after an all-gather
+  // Of send and recv (one for both where one lies within the other); nullopt: registered by the communicator
+  // for the call.
   std::optional<MemoryRegion> send_region, recv_region;
+
+  // What of the caller's memory a rank sends from, and what results and its own part are written to.
+  uint64_t send_bytes(uint16_t rank, uint16_t world) const;
+  uint64_t recv_bytes(uint16_t rank, uint16_t world) const;
+  // Data goes through memory of the communicator's, in another form.
+  bool staged() const { return bfp || logical; }
+  aggregation::DataType wire() const { return bfp ? aggregation::DataType::kBfp8 : type; }
 
   // Set by the communicator.
   bool done = false;
@@ -44,6 +58,9 @@ struct Operation {
   std::string text;
   uint64_t sequence = 0, segments = 0;
 };
+
+// out[i] = in[i] != 0, of an integer type; in == out is allowed.
+void as_logical(aggregation::DataType type, const uint8_t* in, size_t count, uint8_t* out);
 
 class Communicator {
  public:

@@ -153,6 +153,7 @@ Membership* Context::join(CommunicatorConfig config) {
     endpoint_->send(clock_now());
     auto made = std::make_unique<Membership>();
     made->communicator_ = std::make_unique<Communicator>(config, endpoint_->transport(), clock_now());
+    made->rank_ = config.rank, made->world_ = config.world;
     membership = made.get();
     memberships_.push_back(std::move(made));
   });
@@ -320,15 +321,15 @@ bool Context::take_submissions(Time now) {
 void Context::accept(mr_request* request, Time now) {
   Operation& operation = request->operation;
   Membership& membership = *request->membership;
-  if (operation.bytes) {
-    auto use = [&](const uint8_t* address, Access access, Registration*& registration) {
-      registration = find_registration(address, operation.bytes, access);
-      if (registration) registration->requests++;
-      return registration ? std::optional(registration->region) : std::nullopt;
-    };
-    operation.send_region = use(operation.send, Access::kSend, request->registrations[0]);
-    operation.recv_region = use(operation.recv, Access::kResult, request->registrations[1]);
-  }
+  auto use = [&](const uint8_t* address, uint64_t bytes, Access access, Registration*& registration) {
+    registration = bytes != 0 ? find_registration(address, bytes, access) : nullptr;
+    if (registration) registration->requests++;
+    return registration ? std::optional(registration->region) : std::nullopt;
+  };
+  operation.send_region = use(operation.send, operation.send_bytes(membership.rank_, membership.world_),
+                              Access::kSend, request->registrations[0]);
+  operation.recv_region = use(operation.recv, operation.recv_bytes(membership.rank_, membership.world_),
+                              Access::kResult, request->registrations[1]);
   membership.requests_.push_back(request);
   membership.communicator_->submit(&operation, now);
 }

@@ -69,6 +69,7 @@ class Membership {
  private:
   friend class Context;
   std::unique_ptr<Communicator> communicator_;
+  uint16_t rank_ = 0, world_ = 1;
   std::deque<mr_request*> requests_;
   Time leave_deadline_ = kNever;
   std::atomic<int> status_{MR_IN_PROGRESS};

@@ -40,9 +40,31 @@ typedef enum mr_type {
   MR_F16,
   MR_BF16,
   MR_F32,
-  MR_F64
+  MR_F64,
+  MR_F8E4M3, /* OCP 8-bit floating point: 4 bits of exponent, no infinities */
+  MR_F8E5M2
 } mr_type;
-typedef enum mr_op { MR_SUM = 1, MR_PROD, MR_MIN, MR_MAX } mr_op;
+/* Which goes with what: MR_AVG is the sum divided by the number of ranks (integers: towards zero, after the
+ * sum has wrapped), for every type; bitwise and logical operators are for integers. MR_LAND and MR_LOR give 0
+ * or 1 and are reduced as bits, after the host has turned what is not 0 into 1. */
+typedef enum mr_op {
+  MR_SUM = 1,
+  MR_PROD,
+  MR_MIN,
+  MR_MAX,
+  MR_BAND,
+  MR_BOR,
+  MR_BXOR,
+  MR_AVG,
+  MR_LAND,
+  MR_LOR
+} mr_op;
+/* In which form elements cross the network in collectives that reduce. */
+typedef enum mr_wire {
+  MR_WIRE_EXACT = 0, /* as they are */
+  MR_WIRE_BFP8 = 1   /* block floating point: blocks of 63 elements that share an exponent, 8 bits each; for f16,
+                        bf16 and f32. The error bound is in aggregation/NUMERICS.md */
+} mr_wire;
 
 typedef struct mr_context mr_context;
 typedef struct mr_comm mr_comm;
@@ -114,6 +136,13 @@ mr_status mr_comm_error(mr_comm* comm, const char** text);
 mr_status mr_comm_get_stats(mr_comm* comm, mr_comm_stats* stats);
 /* All zero for a communicator of one rank that was made without a switch. */
 mr_status mr_comm_get_info(mr_comm* comm, mr_comm_info* info);
+/* Of the operations issued from now on; all ranks alike (else MR_ERR_MISMATCH). Deterministic: floating-point
+ * results are bitwise equal from run to run, in whatever order contributions come; it costs the switch memory
+ * for every rank's contribution instead of one. Off at first. */
+mr_status mr_comm_set_deterministic(mr_comm* comm, int on);
+/* MR_WIRE_EXACT at first. It applies to collectives that reduce; broadcast and all-gather are always exact.
+ * With another wire form the data is staged through the host, and mr_request_info says so. */
+mr_status mr_comm_set_wire(mr_comm* comm, mr_wire wire);
 int mr_comm_rank(const mr_comm* comm);
 int mr_comm_size(const mr_comm* comm);
 
@@ -123,10 +152,29 @@ int mr_comm_size(const mr_comm* comm);
 mr_status mr_register(mr_context* context, void* address, size_t bytes, mr_memory** memory);
 mr_status mr_deregister(mr_memory* memory);
 
-/* All-reduce of `count` elements: recv[i] = op over ranks of send[i]. send == recv (in place) or disjoint;
- * other overlaps are MR_ERR_USAGE. Buffers belong to the library until the request is over. On success
- * *request must be freed by mr_wait() or mr_request_free(). */
+/* --- Collectives ---
+ *
+ * `count` is in elements. Buffers belong to the library until the request is over. On success *request must be
+ * freed by mr_wait() or mr_request_free(). Send and receive buffers are disjoint or, in place, as each says;
+ * other overlaps are MR_ERR_USAGE. A buffer that a rank does not need may be NULL. */
+
+/* recv[i] = op over ranks of send[i], i < count, at every rank. In place: send == recv. */
 mr_status mr_all_reduce(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, mr_op op,
+                        mr_request** request);
+/* The same at `root` only; the other ranks' recv is not used. In place (at the root): send == recv. */
+mr_status mr_reduce(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, mr_op op, int root,
+                    mr_request** request);
+/* recv[i] = the root's send[i] at every rank; the other ranks' send is not used. In place (at the root):
+ * send == recv. */
+mr_status mr_broadcast(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, int root,
+                       mr_request** request);
+/* recv[i] = op over ranks of send[rank × recv_count + i], i < recv_count: send has size × recv_count elements.
+ * In place: recv == send + rank × recv_count. */
+mr_status mr_reduce_scatter(mr_comm* comm, const void* send, void* recv, size_t recv_count, mr_type type,
+                            mr_op op, mr_request** request);
+/* recv[r × send_count + i] = rank r's send[i]: recv has size × send_count elements. In place: send == recv +
+ * rank × send_count. */
+mr_status mr_all_gather(mr_comm* comm, const void* send, void* recv, size_t send_count, mr_type type,
                         mr_request** request);
 mr_status mr_barrier(mr_comm* comm, mr_request** request);
 /* MR_IN_PROGRESS, MR_OK or the error; does not free. */
@@ -141,6 +189,12 @@ const char* mr_request_error(const mr_request* request);
 /* Blocking forms. */
 mr_status mr_all_reduce_wait(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type,
                              mr_op op);
+mr_status mr_reduce_wait(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, mr_op op,
+                         int root);
+mr_status mr_broadcast_wait(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, int root);
+mr_status mr_reduce_scatter_wait(mr_comm* comm, const void* send, void* recv, size_t recv_count, mr_type type,
+                                 mr_op op);
+mr_status mr_all_gather_wait(mr_comm* comm, const void* send, void* recv, size_t send_count, mr_type type);
 mr_status mr_barrier_wait(mr_comm* comm);
 
 #ifdef __cplusplus

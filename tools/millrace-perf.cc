@@ -55,7 +55,7 @@ class Buffer {
     require(mr_register(context, memory_.get(), bytes_, &registration));
     registration_.reset(registration);
   }
-  void* data() { return memory_.get(); }
+  uint8_t* data() { return static_cast<uint8_t*>(memory_.get()); }
 
  private:
   struct Free {
@@ -72,9 +72,12 @@ struct Measurement {
 };
 
 struct Case {
+  Collective collective;
+  int root;  // -1: there is none
   mr_type type;
-  mr_op op;
-  size_t count, bytes;
+  mr_op op;             // of contributions, too, where nothing is reduced
+  size_t count, bytes;  // of the whole vector
+  size_t part;          // elements of a call: the vector's, or a rank's shard's
   uint64_t seed;  // each size, type and operator has numbers of its own, so that stale results do not pass
 };
 
@@ -107,11 +110,15 @@ class Benchmark {
  private:
   void print_start();
   void print_header();
-  void measure_all_reduces();
+  void measure_collective(Collective collective);
+  void measure_case(const Case& c);
+  mr_status call(const Case& c, uint8_t* send, uint8_t* recv, bool in_place, mr_request** request);
+  void fill_contribution(const Case& c, uint64_t seed, uint8_t* at) const;
+  uint64_t wrong_result(const Case& c, uint64_t seed, const uint8_t* buffer, bool in_place) const;
   void measure_barriers();
   void operate(const Case& c, bool in_place, int n);
   void prepare(const Case& c, bool in_place, int n);
-  uint64_t wrong(const Case& c, int n);
+  uint64_t wrong(const Case& c, bool in_place, int n);
   Measurement measure(const Case& c, bool in_place);
   void gather(Measurement* m, int n);
   void print_row(const Case* c, const Measurement* m, int n);
@@ -147,8 +154,12 @@ void Benchmark::print_start() {
   const char* transport = mr_transport_name(context_.get());
   mr_comm_info group{};
   require(mr_comm_get_info(comm_.get(), &group));
+  std::string what;
+  for (const Collective c : o_.collectives) what += (what.empty() ? "" : ",") + std::string(name(c));
+  const bool only_barriers = what == "barrier";
   json_ = {{"version", mr_version()},
-           {"collective", o_.barrier ? "barrier" : "all_reduce"},
+           {"collective", what},
+           {"deterministic", o_.deterministic},
            {"ranks", o_.size},
            {"switch", o_.switch_address},
            {"transport", transport},
@@ -164,8 +175,8 @@ void Benchmark::print_start() {
            {"check", o_.check},
            {"results", nlohmann::ordered_json::array()}};
   if (!prints_table()) return;
-  std::printf("# millrace-perf %s: %s, %d rank%s, switch %s, %d stripe%s\n", mr_version(),
-              o_.barrier ? "barrier" : "all_reduce", o_.size, o_.size == 1 ? "" : "s",
+  std::printf("# millrace-perf %s: %s, %d rank%s, switch %s, %d stripe%s\n", mr_version(), what.c_str(),
+              o_.size, o_.size == 1 ? "" : "s",
               o_.switch_address.empty() ? "none" : o_.switch_address.c_str(), std::max(1, o_.stripes),
               o_.stripes > 1 ? "s" : "");
   std::printf("# transport %s\n# path %s, memory %s", transport, info.path, info.memory);
@@ -175,9 +186,9 @@ void Benchmark::print_start() {
   std::printf("\n");
   std::printf("# %d warm-up and %d timed iterations, %d in flight, %s\n#\n", o_.warmups, o_.iterations,
               o_.inflight,
-              o_.barrier ? "nothing to check"
-              : o_.check ? "every element checked"
-                         : "not checked");
+              only_barriers ? "nothing to check"
+              : o_.check    ? "every element checked"
+                            : "not checked");
 }
 
 void Benchmark::print_header() {
@@ -192,11 +203,15 @@ void Benchmark::print_header() {
 
 bool Benchmark::run() {
   print_start();
-  print_header();
-  if (o_.barrier)
-    measure_barriers();
-  else
-    measure_all_reduces();
+  require(mr_comm_set_deterministic(comm_.get(), o_.deterministic));
+  for (const Collective c : o_.collectives) {
+    if (prints_table() && o_.collectives.size() > 1) std::printf("# %s\n", name(c));
+    print_header();
+    if (c == Collective::kBarrier)
+      measure_barriers();
+    else
+      measure_collective(c);
+  }
   if (o_.stats) gather_stats();
   if (prints()) print_end();
   return wrong_total_ == 0;
@@ -219,10 +234,8 @@ void Benchmark::operate(const Case& c, bool in_place, int n) {
   for (int i = 0; i < n; i++) {
     if (outstanding.size() == static_cast<size_t>(o_.inflight)) finish_oldest();
     auto k = static_cast<size_t>(i % o_.inflight);
-    void* recv = recv_[k].data();
     mr_request* request;
-    mr_status status =
-        mr_all_reduce(comm_.get(), in_place ? recv : send_[k].data(), recv, c.count, c.type, c.op, &request);
+    mr_status status = call(c, send_[k].data(), recv_[k].data(), in_place, &request);
     if (status != MR_OK) {
       std::string sentence = mr_last_error();
       for (mr_request* r : outstanding) mr_wait(r, nullptr);
@@ -233,20 +246,76 @@ void Benchmark::operate(const Case& c, bool in_place, int n) {
   while (!outstanding.empty()) finish_oldest();
 }
 
-// Fresh numbers for n operations in place, fresh poison out of place.
-void Benchmark::prepare(const Case& c, bool in_place, int n) {
-  for (size_t k = 0; k < static_cast<size_t>(std::min(n, o_.inflight)); k++) {
-    if (in_place)
-      fill(c.type, c.op, c.seed + k, o_.rank, o_.size, recv_[k].data(), c.count);
-    else
-      poison(recv_[k].data(), c.bytes);
+// In place everything happens in `recv`: a rank's own part is where it is in the whole.
+mr_status Benchmark::call(const Case& c, uint8_t* send, uint8_t* recv, bool in_place, mr_request** request) {
+  const size_t own = static_cast<size_t>(o_.rank) * c.part * element_bytes(c.type);
+  if (in_place) send = recv;
+  switch (c.collective) {
+    case Collective::kReduce:
+      return mr_reduce(comm_.get(), send, recv, c.part, c.type, c.op, c.root, request);
+    case Collective::kBroadcast:
+      return mr_broadcast(comm_.get(), send, recv, c.part, c.type, c.root, request);
+    case Collective::kReduceScatter:
+      return mr_reduce_scatter(comm_.get(), send, in_place ? recv + own : recv, c.part, c.type, c.op,
+                               request);
+    case Collective::kAllGather:
+      return mr_all_gather(comm_.get(), in_place ? recv + own : send, recv, c.part, c.type, request);
+    default:
+      return mr_all_reduce(comm_.get(), send, recv, c.part, c.type, c.op, request);
   }
 }
 
-uint64_t Benchmark::wrong(const Case& c, int n) {
+// A rank's contribution, `at` where its call sends from.
+void Benchmark::fill_contribution(const Case& c, uint64_t seed, uint8_t* at) const {
+  fill(c.type, c.op, seed, o_.rank, o_.size, at, c.collective == Collective::kAllGather ? c.part : c.count);
+}
+
+// Fresh numbers for n operations in place, fresh poison out of place.
+void Benchmark::prepare(const Case& c, bool in_place, int n) {
+  const size_t own = static_cast<size_t>(o_.rank) * c.part * element_bytes(c.type);
+  for (size_t k = 0; k < static_cast<size_t>(std::min(n, o_.inflight)); k++) {
+    if (!in_place || c.collective == Collective::kAllGather) poison(recv_[k].data(), c.bytes);
+    if (in_place)
+      fill_contribution(c, c.seed + k, recv_[k].data() + (c.collective == Collective::kAllGather ? own : 0));
+  }
+}
+
+// Elements that are not the result, and bytes written beside it.
+uint64_t Benchmark::wrong_result(const Case& c, uint64_t seed, const uint8_t* buffer, bool in_place) const {
+  const size_t element = element_bytes(c.type);
+  const auto rank = static_cast<size_t>(o_.rank);
+  uint64_t sum = 0;
+  size_t bytes = c.bytes;
+  switch (c.collective) {
+    case Collective::kReduce:
+      if (o_.rank == c.root)
+        sum = count_wrong(c.type, c.op, seed, o_.size, buffer, c.count);
+      else
+        bytes = 0;
+      break;
+    case Collective::kBroadcast:
+      sum = count_not_of(c.type, c.op, seed, c.root, o_.size, buffer, c.count);
+      break;
+    case Collective::kReduceScatter:
+      sum = count_wrong(c.type, c.op, seed, o_.size, buffer + (in_place ? rank * c.part * element : 0),
+                        c.part, rank * c.part);
+      bytes = c.part * element;
+      break;
+    case Collective::kAllGather:
+      for (int r = 0; r < o_.size; r++)
+        sum += count_not_of(c.type, c.op, seed, r, o_.size,
+                            buffer + static_cast<size_t>(r) * c.part * element, c.part);
+      break;
+    default:
+      sum = count_wrong(c.type, c.op, seed, o_.size, buffer, c.count);
+  }
+  return in_place ? sum : sum + count_not_poison(buffer + bytes, c.bytes - bytes);
+}
+
+uint64_t Benchmark::wrong(const Case& c, bool in_place, int n) {
   uint64_t sum = 0;
   for (size_t k = 0; k < static_cast<size_t>(std::min(n, o_.inflight)); k++)
-    sum += count_wrong(c.type, c.op, c.seed + k, o_.size, recv_[k].data(), c.count);
+    sum += wrong_result(c, c.seed + k, recv_[k].data(), in_place);
   return sum;
 }
 
@@ -256,8 +325,7 @@ uint64_t Benchmark::wrong(const Case& c, int n) {
 Measurement Benchmark::measure(const Case& c, bool in_place) {
   Measurement m;
   if (!in_place)
-    for (size_t k = 0; k < send_.size(); k++)
-      fill(c.type, c.op, c.seed + k, o_.rank, o_.size, send_[k].data(), c.count);
+    for (size_t k = 0; k < send_.size(); k++) fill_contribution(c, c.seed + k, send_[k].data());
   if (o_.warmups > 0) {
     int round = std::min(o_.warmups, o_.inflight);
     if (in_place) {
@@ -269,7 +337,7 @@ Measurement Benchmark::measure(const Case& c, bool in_place) {
       prepare(c, in_place, o_.warmups);
       operate(c, in_place, o_.warmups);
     }
-    if (o_.check) m.wrong += wrong(c, o_.warmups);
+    if (o_.check) m.wrong += wrong(c, in_place, o_.warmups);
   }
   prepare(c, in_place, o_.iterations);
   require(mr_barrier_wait(comm_.get()));
@@ -282,7 +350,7 @@ Measurement Benchmark::measure(const Case& c, bool in_place) {
     prepare(c, in_place, round);
     operate(c, in_place, round);
   }
-  m.wrong += wrong(c, o_.iterations);
+  m.wrong += wrong(c, in_place, o_.iterations);
   return m;
 }
 
@@ -304,29 +372,49 @@ void Benchmark::gather(Measurement* m, int n) {
   }
 }
 
-void Benchmark::measure_all_reduces() {
-  for (int i = 0; i < o_.inflight; i++) {
+void Benchmark::measure_collective(Collective collective) {
+  while (send_.size() < static_cast<size_t>(o_.inflight)) {
     send_.emplace_back(context_.get(), o_.bytes_max, o_.registered);
     recv_.emplace_back(context_.get(), o_.bytes_max, o_.registered);
   }
+  const auto ranks = static_cast<size_t>(o_.size);
+  const bool rooted = has_root(collective);
   for (mr_type type : o_.types)
-    for (mr_op op : o_.ops)
-      for (uint64_t bytes : o_.sizes()) {
-        Case c{type, op, bytes / element_bytes(type), 0, 0};
-        c.bytes = c.count * element_bytes(type);
-        c.seed = bytes << 20 | static_cast<uint64_t>(type) << 16 | static_cast<uint64_t>(op) << 12;
-        Measurement m[2];
-        for (int in_place = 0; in_place < 2; in_place++) m[in_place] = measure(c, in_place);
-        gather(m, 2);
-        for (Measurement& one : m) {
-          one.algbw = static_cast<double>(c.bytes) / one.time_us / 1e3;
-          one.busbw = one.algbw * 2 * (o_.size - 1) / o_.size;
-          busbw_total_ += one.busbw;
-          busbw_count_++;
+    for (mr_op op : o_.ops) {
+      // Of several, those that make no sense are left out; where nothing is reduced, all but the first.
+      if (!has_values(type, op) || (!reduces(collective) && op != o_.ops.front())) continue;
+      for (uint64_t bytes : o_.sizes())
+        for (int root = rooted && o_.root >= 0 ? o_.root : 0; root < (rooted ? o_.size : 1); root++) {
+          Case c{collective, rooted ? root : -1, type, op, bytes / element_bytes(type), 0, 0, 0};
+          if (has_shards(collective)) c.count -= c.count % ranks;
+          c.bytes = c.count * element_bytes(type);
+          c.part = has_shards(collective) ? c.count / ranks : c.count;
+          c.seed = (bytes << 20 | static_cast<uint64_t>(type) << 16 | static_cast<uint64_t>(op) << 12) ^
+                   (static_cast<uint64_t>(collective) << 60) ^ (static_cast<uint64_t>(root) << 44);
+          measure_case(c);
+          if (o_.root >= 0) break;
         }
-        print_row(&c, m, 2);
-        record(&c, m, 2);
-      }
+    }
+}
+
+// As nccl-tests' PERFORMANCE.md counts: what each rank's link would carry at least with a ring, for a busbw
+// that does not depend on the number of ranks.
+void Benchmark::measure_case(const Case& c) {
+  Measurement m[2];
+  for (int in_place = 0; in_place < 2; in_place++) m[in_place] = measure(c, in_place);
+  gather(m, 2);
+  const double others = static_cast<double>(o_.size - 1) / o_.size;
+  const double factor = c.collective == Collective::kAllReduce ? 2 * others
+                        : has_shards(c.collective)             ? others
+                                                               : 1;
+  for (Measurement& one : m) {
+    one.algbw = static_cast<double>(c.bytes) / one.time_us / 1e3;
+    one.busbw = one.algbw * factor;
+    busbw_total_ += one.busbw;
+    busbw_count_++;
+  }
+  print_row(&c, m, 2);
+  record(&c, m, 2);
 }
 
 void Benchmark::measure_barriers() {
@@ -344,7 +432,8 @@ void Benchmark::measure_barriers() {
 void Benchmark::print_row(const Case* c, const Measurement* m, int n) {
   if (!prints_table()) return;
   if (c)
-    std::printf("  %10zu  %12zu  %8s  %6s  %6d", c->bytes, c->count, name(c->type), name(c->op), -1);
+    std::printf("  %10zu  %12zu  %8s  %6s  %6d", c->bytes, c->part, name(c->type),
+                reduces(c->collective) ? name(c->op) : "none", c->root);
   else
     std::printf("  %10d  %12d  %8s  %6s  %6d", 0, 0, "-", "-", -1);
   for (int i = 0; i < n; i++) {
@@ -360,10 +449,14 @@ void Benchmark::print_row(const Case* c, const Measurement* m, int n) {
 }
 
 void Benchmark::record(const Case* c, const Measurement* m, int n) {
-  nlohmann::ordered_json row = {{"size", c ? c->bytes : 0},
-                                {"count", c ? c->count : 0},
+  nlohmann::ordered_json row = {{"collective", name(c ? c->collective : Collective::kBarrier)},
+                                {"size", c ? c->bytes : 0},
+                                {"count", c ? c->part : 0},
                                 {"type", c ? name(c->type) : "-"},
-                                {"op", c ? name(c->op) : "-"}};
+                                {"op", !c                       ? "-"
+                                       : reduces(c->collective) ? name(c->op)
+                                                                : "none"},
+                                {"root", c ? c->root : -1}};
   for (int i = 0; i < n; i++) {
     nlohmann::ordered_json one = {{"time_us", m[i].time_us}, {"algbw", m[i].algbw}, {"busbw", m[i].busbw}};
     one["wrong"] = o_.check && c ? nlohmann::ordered_json(m[i].wrong) : nlohmann::ordered_json(nullptr);
@@ -393,13 +486,13 @@ void Benchmark::gather_stats() {
 void Benchmark::print_end() {
   double average = busbw_count_ ? busbw_total_ / busbw_count_ : 0;
   json_["average_busbw"] = average;
-  json_["wrong"] =
-      o_.check && !o_.barrier ? nlohmann::ordered_json(wrong_total_) : nlohmann::ordered_json(nullptr);
+  const bool checked = o_.check && busbw_count_ != 0;
+  json_["wrong"] = checked ? nlohmann::ordered_json(wrong_total_) : nlohmann::ordered_json(nullptr);
   if (prints_table()) {
-    if (o_.check && !o_.barrier)
+    if (checked)
       std::printf("# Out of bounds values : %llu %s\n", static_cast<unsigned long long>(wrong_total_),
                   wrong_total_ ? "FAILED" : "OK");
-    if (!o_.barrier) std::printf("# Avg bus bandwidth    : %g\n", average);
+    if (busbw_count_ != 0) std::printf("# Avg bus bandwidth    : %g\n", average);
     if (o_.stats) {
       std::printf("# Transport, all ranks :");
       for (auto& [key, value] : json_["stats"].items())

@@ -16,7 +16,11 @@ namespace millrace::perf {
 namespace {
 
 constexpr std::array kTypes = {MR_U8, MR_I8, MR_I32, MR_U32, MR_I64, MR_U64, MR_F16, MR_BF16, MR_F32, MR_F64};
-constexpr std::array kOps = {MR_SUM, MR_PROD, MR_MIN, MR_MAX};
+constexpr std::array kOps = {MR_SUM,  MR_PROD, MR_MIN,  MR_MAX,  MR_AVG,
+                             MR_BAND, MR_BOR,  MR_BXOR, MR_LAND, MR_LOR};
+// As nccl-tests' programs are called.
+constexpr std::array<const char*, 6> kCollectives = {"all_reduce",     "reduce",     "broadcast",
+                                                     "reduce_scatter", "all_gather", "barrier"};
 
 // "8", "64K", "64M", "1G": binary multiples.
 std::optional<uint64_t> parse_size(const std::string& text) {
@@ -81,10 +85,44 @@ std::vector<mr_op> parse_ops(const std::string& text) {
   if (text == "all") return {kOps.begin(), kOps.end()};
   for (mr_op op : kOps)
     if (text == name(op)) return {op};
-  throw CLI::ValidationError("-o", "\"" + text + "\" is no operator: sum prod min max, or all");
+  throw CLI::ValidationError(
+      "-o", "\"" + text + "\" is no operator: sum prod min max avg band bor bxor land lor, or all");
+}
+
+// "all", or some of them with commas between.
+std::vector<Collective> parse_collectives(const std::string& text) {
+  std::vector<Collective> collectives;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    const std::string one = text.substr(at, comma - at);
+    const auto found = std::find(kCollectives.begin(), kCollectives.end(), one);
+    if (one == "all")
+      for (size_t i = 0; i < kCollectives.size(); i++) collectives.push_back(static_cast<Collective>(i));
+    else if (found != kCollectives.end())
+      collectives.push_back(static_cast<Collective>(found - kCollectives.begin()));
+    else
+      throw CLI::ValidationError("-p", "\"" + one +
+                                           "\" is no collective: all_reduce reduce broadcast "
+                                           "reduce_scatter all_gather barrier, or all");
+    at = comma + 1;
+  }
+  return collectives;
+}
+
+int parse_root(const std::string& text, int size) {
+  if (text == "all") return -1;
+  int root = -1;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), root);
+  if (error != std::errc{} || end != text.data() + text.size() || root < 0 || root >= size)
+    throw CLI::ValidationError("-r",
+                               "\"" + text + "\" is no rank: 0 to " + std::to_string(size - 1) + ", or all");
+  return root;
 }
 
 void check_together(const Options& o) {
+  if (o.types.size() == 1 && o.ops.size() == 1 && !has_values(o.types[0], o.ops[0]))
+    throw CLI::ValidationError("-o", std::string(name(o.ops[0])) + " does not go with " + name(o.types[0]) +
+                                         ": bitwise and logical operators are for integers");
   if (o.rank >= o.size)
     throw CLI::ValidationError("--rank", std::to_string(o.rank) + " of " + std::to_string(o.size) +
                                              " ranks: ranks go from 0 to size - 1");
@@ -103,7 +141,17 @@ void check_together(const Options& o) {
 }  // namespace
 
 const char* name(mr_type type) { return aggregation::name(static_cast<aggregation::DataType>(type)).data(); }
-const char* name(mr_op op) { return aggregation::name(static_cast<aggregation::ReduceOp>(op)).data(); }
+const char* name(mr_op op) {
+  if (op == MR_LAND) return "land";
+  if (op == MR_LOR) return "lor";
+  return aggregation::name(static_cast<aggregation::ReduceOp>(op)).data();
+}
+const char* name(Collective collective) { return kCollectives[static_cast<size_t>(collective)]; }
+bool reduces(Collective c) {
+  return c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kReduceScatter;
+}
+bool has_root(Collective c) { return c == Collective::kReduce || c == Collective::kBroadcast; }
+bool has_shards(Collective c) { return c == Collective::kReduceScatter || c == Collective::kAllGather; }
 
 std::vector<uint64_t> Options::sizes() const {
   std::vector<uint64_t> sizes;
@@ -125,7 +173,8 @@ Options parse_options(int argc, char** argv) {
   app.failure_message([](const CLI::App*, const CLI::Error& e) {
     return std::string("millrace-perf: ") + e.what() + " (see millrace-perf --help)\n";
   });
-  std::string min = "8", max = "64M", step, type = "f32", op = "sum", collective = "all_reduce", secret_file;
+  std::string min = "8", max = "64M", step, type = "f32", op = "sum", collective = "all_reduce", root = "0",
+              secret_file;
 
   app.add_option("-b,--minbytes", min, "smallest size, bytes or with K, M, G (8)");
   app.add_option("-e,--maxbytes", max, "largest size (64M)");
@@ -133,9 +182,14 @@ Options parse_options(int argc, char** argv) {
       ->check(CLI::Range(1, 1 << 30));
   app.add_option("-i,--stepbytes", step, "or plus this many bytes");
   app.add_option("-d,--datatype", type, "u8 i8 i32 u32 i64 u64 f16 bf16 f32 f64, or all (f32)");
-  app.add_option("-o,--op", op, "sum prod min max, or all (sum)");
-  app.add_option("-p,--collective", collective, "all_reduce or barrier (all_reduce)")
-      ->check(CLI::IsMember({"all_reduce", "barrier"}));
+  app.add_option("-o,--op", op,
+                 "sum prod min max avg band bor bxor land lor, or all that go with the type (sum)");
+  app.add_option(
+      "-p,--collective", collective,
+      "all_reduce reduce broadcast reduce_scatter all_gather barrier: one, several with commas, or "
+      "all (all_reduce)");
+  app.add_option("-r,--root", root, "root of reduce and broadcast, or all in turn (0)");
+  app.add_flag("--deterministic", o.deterministic, "sums in one order of ranks, whoever comes first");
   app.add_option("-n,--iters", o.iterations, "timed iterations (20)")->check(CLI::Range(1, 1 << 30));
   app.add_option("-w,--warmup", o.warmups, "iterations before those (5)")->check(CLI::Range(0, 1 << 30));
   app.add_option("-c,--check", o.check, "1: check every element, 0: do not (1)");
@@ -173,7 +227,8 @@ Options parse_options(int argc, char** argv) {
     if (!step.empty()) o.step_bytes = require_size("-i", step);
     o.types = parse_types(type);
     o.ops = parse_ops(op);
-    o.barrier = collective == "barrier";
+    o.collectives = parse_collectives(collective);
+    o.root = parse_root(root, o.size);
     o.key = parse_key(o.group);
     if (!secret_file.empty()) o.secret = read_secret(secret_file);
     check_together(o);

@@ -10,9 +10,13 @@
 
 namespace millrace::perf {
 
+enum class Collective : uint8_t { kAllReduce, kReduce, kBroadcast, kReduceScatter, kAllGather, kBarrier };
+
 struct Options {
   // What is measured.
-  bool barrier = false;  // else all-reduce
+  std::vector<Collective> collectives;
+  int root = 0;  // -1: every rank in turn
+  bool deterministic = false;
   uint64_t bytes_min = 8, bytes_max = 64u << 20;
   uint64_t step_factor = 2, step_bytes = 0;  // step_bytes, if not 0, goes before
   std::vector<mr_type> types;
@@ -42,6 +46,11 @@ struct Exit {
 // Throws Exit.
 Options parse_options(int argc, char** argv);
 
+const char* name(Collective collective);
+bool reduces(Collective collective);
+bool has_root(Collective collective);
+// Whether the vector falls into one part per rank.
+bool has_shards(Collective collective);
 const char* name(mr_type type);
 const char* name(mr_op op);
 

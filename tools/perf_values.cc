@@ -13,7 +13,7 @@ namespace {
 
 template <typename T, int spread, int scale>
 struct Plain {
-  static constexpr bool kSigned = std::is_signed_v<T>;
+  static constexpr bool kSigned = std::is_signed_v<T>, kInteger = std::is_integral_v<T>;
   static constexpr int kSpread = spread, kScale = scale;
   using Storage = T;
   static T encode(int64_t v) { return static_cast<T>(v); }  // integers wrap, as they do in the reduction
@@ -21,7 +21,7 @@ struct Plain {
 
 // A whole number of up to 11 bits: f32 holds it exactly, and all bits that f16 has no room for are 0.
 struct Half {
-  static constexpr bool kSigned = true;
+  static constexpr bool kSigned = true, kInteger = false;
   static constexpr int kSpread = 10, kScale = 3;
   using Storage = uint16_t;
   static uint16_t encode(int64_t v) {
@@ -34,7 +34,7 @@ struct Half {
 
 // A whole number of up to 8 bits.
 struct Bfloat {
-  static constexpr bool kSigned = true;
+  static constexpr bool kSigned = true, kInteger = false;
   static constexpr int kSpread = 6, kScale = 0;
   using Storage = uint16_t;
   static uint16_t encode(int64_t v) {
@@ -120,6 +120,77 @@ struct Extreme {
   }
 };
 
+// Whole bytes of noise. The result of these is a loop over the ranks, in the type's own wrapping arithmetic.
+template <typename F>
+struct Bitwise {
+  static uint64_t bits(uint64_t h, int r) { return mix(h ^ mix(static_cast<uint64_t>(r))); }
+  template <typename E>
+  static int64_t contribution(uint64_t h, int r, int) {
+    // Every second bit is the same at all ranks but one, so that what all have and what none has is seen.
+    const uint64_t common = mix(h ^ 0x5555), own = bits(h, r);
+    return static_cast<int64_t>((common & 0x5555555555555555ull) | (own & 0xAAAAAAAAAAAAAAAAull));
+  }
+  template <typename E>
+  static int64_t result(uint64_t h, int world) {
+    int64_t all = contribution<E>(h, 0, world);
+    for (int r = 1; r < world; r++) all = F::of(all, contribution<E>(h, r, world));
+    return all;
+  }
+};
+struct And {
+  static int64_t of(int64_t a, int64_t b) { return a & b; }
+};
+struct Or {
+  static int64_t of(int64_t a, int64_t b) { return a | b; }
+};
+struct Xor {
+  static int64_t of(int64_t a, int64_t b) { return a ^ b; }
+};
+
+// At one index in four all ranks have a value, at one in four none, at the others some.
+template <bool all_of>
+struct Logical {
+  template <typename E>
+  static int64_t contribution(uint64_t h, int r, int) {
+    const uint64_t own = mix(h ^ mix(static_cast<uint64_t>(r)));
+    const bool set = (h & 3) == 0 || ((h & 3) != 1 && (own & 1));
+    return set ? 1 + static_cast<int64_t>(own >> 60 & 7) : 0;
+  }
+  template <typename E>
+  static int64_t result(uint64_t h, int world) {
+    bool all = true, any = false;
+    for (int r = 0; r < world; r++) {
+      const bool set = contribution<E>(h, r, world) != 0;
+      all = all && set, any = any || set;
+    }
+    return all_of ? all : any;
+  }
+};
+
+// The average is a number of h's; the ranks are spread evenly about it. Integers' sums wrap before the
+// division.
+struct Average {
+  template <typename E>
+  static int64_t middle(uint64_t h) {
+    return sign<E>(h) * static_cast<int64_t>(mix(h) & 15);
+  }
+  template <typename E>
+  static int64_t contribution(uint64_t h, int r, int world) {
+    const auto place =
+        static_cast<int64_t>(((h & 0xFFFF) + static_cast<unsigned>(r)) % static_cast<unsigned>(world));
+    return middle<E>(h) + 2 * place - (world - 1);
+  }
+  template <typename E>
+  static int64_t result(uint64_t h, int world) {
+    if constexpr (std::is_integral_v<typename E::Storage> && E::kInteger) {
+      using T = typename E::Storage;
+      const auto sum = static_cast<T>(static_cast<uint64_t>(middle<E>(h)) * static_cast<uint64_t>(world));
+      return static_cast<int64_t>(sum / static_cast<T>(world));
+    }
+    return middle<E>(h);
+  }
+};
+
 template <typename E, typename O>
 void fill_as(uint64_t seed, int rank, int world, void* data, size_t count) {
   auto* out = static_cast<typename E::Storage*>(data);
@@ -128,11 +199,22 @@ void fill_as(uint64_t seed, int rank, int world, void* data, size_t count) {
 }
 
 template <typename E, typename O>
-uint64_t count_wrong_as(uint64_t seed, int world, const void* data, size_t count) {
+uint64_t count_wrong_as(uint64_t seed, int world, const void* data, size_t count, size_t first) {
   auto* in = static_cast<const typename E::Storage*>(data);
   uint64_t wrong = 0;
   for (size_t i = 0; i < count; i++) {
-    auto expected = E::encode(O::template result<E>(number_at(seed, i), world));
+    auto expected = E::encode(O::template result<E>(number_at(seed, first + i), world));
+    wrong += std::memcmp(&in[i], &expected, sizeof expected) != 0;
+  }
+  return wrong;
+}
+
+template <typename E, typename O>
+uint64_t count_not_of_as(uint64_t seed, int rank, int world, const void* data, size_t count) {
+  auto* in = static_cast<const typename E::Storage*>(data);
+  uint64_t wrong = 0;
+  for (size_t i = 0; i < count; i++) {
+    auto expected = E::encode(O::template contribution<E>(number_at(seed, i), rank, world));
     wrong += std::memcmp(&in[i], &expected, sizeof expected) != 0;
   }
   return wrong;
@@ -147,6 +229,18 @@ auto with_operator(mr_op op, F f) {
       return f.template operator()<E, Extreme<false>>();
     case MR_MAX:
       return f.template operator()<E, Extreme<true>>();
+    case MR_AVG:
+      return f.template operator()<E, Average>();
+    case MR_BAND:
+      return f.template operator()<E, Bitwise<And>>();
+    case MR_BOR:
+      return f.template operator()<E, Bitwise<Or>>();
+    case MR_BXOR:
+      return f.template operator()<E, Bitwise<Xor>>();
+    case MR_LAND:
+      return f.template operator()<E, Logical<true>>();
+    case MR_LOR:
+      return f.template operator()<E, Logical<false>>();
     default:
       return f.template operator()<E, Sum>();
   }
@@ -184,16 +278,37 @@ void fill(mr_type type, mr_op op, uint64_t seed, int rank, int world, void* data
   dispatch(type, op, [&]<typename E, typename O>() { fill_as<E, O>(mix(seed), rank, world, data, count); });
 }
 
-uint64_t count_wrong(mr_type type, mr_op op, uint64_t seed, int world, const void* data, size_t count) {
+uint64_t count_wrong(mr_type type, mr_op op, uint64_t seed, int world, const void* data, size_t count,
+                     size_t first) {
   return dispatch(type, op, [&]<typename E, typename O>() {
-    return count_wrong_as<E, O>(mix(seed), world, data, count);
+    return count_wrong_as<E, O>(mix(seed), world, data, count, first);
   });
+}
+
+uint64_t count_not_of(mr_type type, mr_op op, uint64_t seed, int rank, int world, const void* data,
+                      size_t count) {
+  return dispatch(type, op, [&]<typename E, typename O>() {
+    return count_not_of_as<E, O>(mix(seed), rank, world, data, count);
+  });
+}
+
+bool has_values(mr_type type, mr_op op) {
+  const bool floating = type == MR_F16 || type == MR_BF16 || type == MR_F32 || type == MR_F64;
+  const bool of_bits = op == MR_BAND || op == MR_BOR || op == MR_BXOR || op == MR_LAND || op == MR_LOR;
+  return type >= MR_U8 && type <= MR_F64 && !(floating && of_bits);
 }
 
 void poison(void* data, size_t bytes) {
   // 0xA5 in every byte is no whole number as a float, and as an integer it is outside of what comes out, but
   // for the types of one byte.
   std::memset(data, 0xA5, bytes);
+}
+
+uint64_t count_not_poison(const void* data, size_t bytes) {
+  auto* in = static_cast<const uint8_t*>(data);
+  uint64_t other = 0;
+  for (size_t i = 0; i < bytes; i++) other += in[i] != 0xA5;
+  return other;
 }
 
 size_t element_bytes(mr_type type) {

@@ -1,13 +1,14 @@
 // How fast one contribution is added, in bytes of input: one chunk at a time out of sets that overflow L1 and
-// fill half (wide types: most) of a 1 MiB L2, payloads at the odd offset they have behind Ethernet, IP, UDP
-// and BTH headers. memcpy and the plain loop that a compiler vectorizes by itself run in the same process, as
-// the yardsticks.
+// fill half (wide types: most, and with 8 bits more than all) of a 1 MiB L2, payloads at the odd offset they
+// have behind Ethernet, IP, UDP and BTH headers. memcpy and the plain loop that a compiler vectorizes by
+// itself run in the same process, as the yardsticks.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "aggregation/bfp.h"
 #include "aggregation/reduce.h"
 
 namespace millrace::aggregation {
@@ -99,13 +100,14 @@ void accumulate(benchmark::State& state, DataType type, ReduceOp op) {
 
 enum class WideStep { kWiden, kAccumulate, kNarrow };
 
-void wide(benchmark::State& state, DataType type, ReduceOp op, WideStep step) {
-  const Reducer reducer = Reducer::get(type, op);
+void wide(benchmark::State& state, DataType type, ReduceOp op, DataType wire, WideStep step) {
+  const Reducer reducer = Reducer::get(type, op, wire);
   Chunks in(static_cast<size_t>(state.range(0)));
-  std::vector<float> sums(kSetBytes / 2, 1.0F);
+  const size_t elements = wide_elements(wire, in.bytes);
+  std::vector<float> sums(in.count * elements, 1.0F);
   state.SetLabel(reducer.target());
   run(state, in.bytes, in.count, [&](size_t i) {
-    float* sum = sums.data() + i * in.bytes / 2;
+    float* sum = sums.data() + i * elements;
     switch (step) {
       case WideStep::kWiden:
         return reducer.widen(sum, in.payload(i), in.bytes);
@@ -115,6 +117,29 @@ void wide(benchmark::State& state, DataType type, ReduceOp op, WideStep step) {
         return reducer.narrow(in.payload(i), sum, in.bytes);
     }
   });
+}
+
+// The hosts' codec, in bytes of blocks like the switch's loops, so that the figures compare.
+void codec(benchmark::State& state, DataType type, bool encode) {
+  Chunks blocks(static_cast<size_t>(state.range(0)));
+  const size_t count = wide_elements(DataType::kBfp8, blocks.bytes);
+  std::vector<uint8_t> elements(blocks.count * count * element_bytes(type), 1);
+  state.SetLabel(Reducer::get(type, ReduceOp::kSum, DataType::kBfp8).target());
+  run(state, blocks.bytes, blocks.count, [&](size_t i) {
+    uint8_t* chunk = elements.data() + i * count * element_bytes(type);
+    if (encode) {
+      bfp8_encode(type, chunk, count, blocks.payload(i));
+    } else {
+      bfp8_decode(type, blocks.payload(i), count, chunk);
+    }
+  });
+}
+
+void finish(benchmark::State& state, DataType type) {
+  const Reducer reducer = Reducer::get(type, ReduceOp::kAvg);
+  Chunks acc(static_cast<size_t>(state.range(0)));
+  state.SetLabel(reducer.target());
+  run(state, acc.bytes, acc.count, [&](size_t i) { reducer.finish(acc.payload(i), acc.bytes, 3); });
 }
 
 template <class... Args>
@@ -133,12 +158,23 @@ void add_all() {
       add(std::string(name(type)) + ' ' + std::string(name(op)), accumulate, type, op);
     }
   }
-  for (const DataType type : {DataType::kF16, DataType::kBf16}) {
-    const std::string prefix = std::string(name(type)) + ' ';
-    add(prefix + "widen", wide, type, ReduceOp::kSum, WideStep::kWiden);
-    add(prefix + "sum", wide, type, ReduceOp::kSum, WideStep::kAccumulate);
-    add(prefix + "min", wide, type, ReduceOp::kMin, WideStep::kAccumulate);
-    add(prefix + "narrow", wide, type, ReduceOp::kSum, WideStep::kNarrow);
+  for (const DataType type :
+       {DataType::kF32, DataType::kF64, DataType::kI32, DataType::kI64, DataType::kU8}) {
+    add(std::string(name(type)) + " division of avg", finish, type);
+  }
+  const auto add_wide = [](const std::string& prefix, DataType type, DataType wire) {
+    add(prefix + " widen", wide, type, ReduceOp::kSum, wire, WideStep::kWiden);
+    add(prefix + " sum", wide, type, ReduceOp::kSum, wire, WideStep::kAccumulate);
+    add(prefix + " min", wide, type, ReduceOp::kMin, wire, WideStep::kAccumulate);
+    add(prefix + " narrow", wide, type, ReduceOp::kSum, wire, WideStep::kNarrow);
+  };
+  for (const DataType type : {DataType::kF16, DataType::kBf16, DataType::kF8E4M3, DataType::kF8E5M2}) {
+    add_wide(std::string(name(type)), type, type);
+  }
+  add_wide("bfp8", DataType::kF32, DataType::kBfp8);
+  for (const DataType type : {DataType::kF16, DataType::kBf16, DataType::kF32}) {
+    add("bfp8 encode " + std::string(name(type)), codec, type, true);
+    add("bfp8 decode " + std::string(name(type)), codec, type, false);
   }
 }
 

@@ -69,34 +69,47 @@ void switch_message(std::span<const uint8_t> bytes) {
 
 void segment_header(std::span<const uint8_t> bytes, uint32_t segment_bytes) {
   if (bytes.size() < kSegmentHeaderBytes) return;
+  constexpr uint16_t world = 4;
   const auto& h = *reinterpret_cast<const SegmentHeader*>(bytes.data());
-  const char* wrong = check(h, segment_bytes);
+  const char* wrong = check(h, segment_bytes, world);
   FUZZ_CHECK(wrong == nullptr || *wrong != 0);
   if (wrong) return;
   const uint64_t length = h.length.value(), offset = h.offset.value(), total = h.total.value();
   FUZZ_CHECK(h.magic.value() == kMagic && h.version == kProtocolVersion);
-  FUZZ_CHECK(length <= segment_bytes && offset <= total && length <= total - offset);
-  FUZZ_CHECK(h.result_address.value() + length >= h.result_address.value());
-  FUZZ_CHECK(h.payload_bytes.value() == length);
+  const SegmentShape s = shape(h, world);
+  FUZZ_CHECK(s.payload <= segment_bytes && offset <= total && length <= total - offset);
+  const auto mine = s.receives(h.rank.value());
+  FUZZ_CHECK(mine.begin <= mine.end && mine.end <= s.payload);
+  FUZZ_CHECK(h.result_address.value() + mine.bytes() >= h.result_address.value());
+  FUZZ_CHECK(h.payload_bytes.value() == (s.contributes(h.rank.value()) ? s.payload : 0));
+  // Every byte of a result goes to one rank, to all, or to all but the one that has it.
+  uint64_t received = 0, contributors = 0;
+  for (uint16_t r = 0; r < world; r++)
+    received += s.receives(r).bytes(), contributors += s.contributes(r) ? 1 : 0;
+  FUZZ_CHECK(contributors == s.contributors());
+  FUZZ_CHECK(received == s.payload || received == uint64_t{world} * s.payload ||
+             (contributors == 1 && received == uint64_t{world - 1} * s.payload));
   const auto type = static_cast<DataType>(h.type);
   const auto op = static_cast<ReduceOp>(h.op);
   FUZZ_CHECK(element_bytes(type) != 0 && length % element_bytes(type) == 0 &&
              offset % element_bytes(type) == 0);
-  FUZZ_CHECK(!name(type).empty() && !name(op).empty() &&
-             !name(static_cast<Collective>(h.collective)).empty());
-  if (length == 0) return;
+  FUZZ_CHECK(!name(type).empty() && !name(op).empty() && !name(s.collective).empty());
+  if (length == 0 || !reduces(s.collective)) return;
   // The payload behind the header, added to itself.
   const auto payload = bytes.subspan(kSegmentHeaderBytes);
-  const size_t n = std::min<size_t>(payload.size(), length) / element_bytes(type) * element_bytes(type);
-  const Reducer reducer = Reducer::get(type, op);
+  const size_t unit = s.wire == type ? element_bytes(type) : 64;
+  const size_t n = std::min<size_t>(payload.size(), s.payload) / unit * unit;
+  const Reducer reducer = Reducer::get(type, op, s.wire);
   Bytes sum(payload.begin(), payload.begin() + static_cast<ptrdiff_t>(n));
-  if (is_wide(type)) {
-    std::vector<float> wide(n / 2);
+  if (is_wide(s.wire)) {
+    std::vector<float> wide(wide_elements(s.wire, n));
     reducer.widen(wide.data(), payload.data(), n);
     reducer.accumulate_wide(wide.data(), payload.data(), n);
+    reducer.finish_wide(wide.data(), n, world);
     reducer.narrow(sum.data(), wide.data(), n);
   } else {
     reducer.accumulate(sum.data(), payload.data(), n);
+    reducer.finish(sum.data(), n, world);
   }
 }
 

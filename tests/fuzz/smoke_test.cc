@@ -100,7 +100,7 @@ TEST(Fuzz, TheProtocolsDecodersTakeWhateverComes) {
     aggregation::decode_join_reply(bytes);
     aggregation::decode_join_request(bytes);
     if (bytes.size() >= 64)
-      aggregation::check(*reinterpret_cast<const aggregation::SegmentHeader*>(bytes.data()), 65472);
+      aggregation::check(*reinterpret_cast<const aggregation::SegmentHeader*>(bytes.data()), 65472, 4);
   }
 }
 

@@ -1,6 +1,7 @@
 // Every way for a group to come to an end, or not to come to be: who is told what, and that nothing is left.
 #include <gtest/gtest.h>
 
+#include "roce/icrc.h"
 #include "tests/sim/job.h"
 
 namespace millrace::sim {
@@ -445,6 +446,57 @@ TEST(Join, ASilentGhostIsEvictedAndTheOthersWait) {
   comms.insert(comms.end(), {join(1), join(3)});
   ASSERT_TRUE(c.run([&] { return all_running(comms); }, seconds(4))) << comms[0]->text();
   EXPECT_EQ(engine.counters().groups_failed, 0u);
+}
+
+// Packets that reach a live connection but are not what its peer would send: each dropped under its name, and
+// the group goes on.
+TEST(Strays, AreDroppedByName) {
+  ClusterConfig cc;
+  cc.hosts = 2;
+  Group g(cc);
+  Cluster& c = g.cluster;
+  std::vector<uint8_t> segment;
+  c.tap = [&](uint16_t host, bool to_switch, std::span<const uint8_t> f) {
+    if (to_switch && host == 0 && segment.empty() && f.size() == 14 + 20 + 8 + 12 + 64 + 400 + 4)
+      segment.assign(f.begin(), f.end());
+  };
+  Job first;
+  first.count = 100;
+  run_job(c, g.comms, first);
+  ASSERT_FALSE(segment.empty());
+  c.run_for(milliseconds(200));
+  const auto before = c.pipeline().engine().counters();
+  auto inject = [&](auto change) {
+    std::vector<uint8_t> f = segment;
+    change(f);
+    // The checksum over the IPv4 header and the ICRC fit what has been changed.
+    f[24] = f[25] = 0;
+    uint32_t sum = 0;
+    for (size_t i = 14; i < 34; i += 2) sum += static_cast<uint32_t>(f[i] << 8 | f[i + 1]);
+    while (sum >> 16) sum = (sum & 0xFFFF) + (sum >> 16);
+    f[24] = static_cast<uint8_t>(~sum >> 8), f[25] = static_cast<uint8_t>(~sum);
+    const std::span<uint8_t> ip(f.data() + 14, f.size() - 14 - 4);
+    roce::store_icrc(f.data() + f.size() - 4, roce::icrc(ip, 20 + 8 + 12));
+    c.inject(0, f);
+    c.run_for(milliseconds(1));
+  };
+  constexpr size_t kBth = 14 + 20 + 8;
+  inject([](auto& f) { f[kBth + 2] = 0x12, f[kBth + 3] = 0x34; });
+  inject([](auto& f) { f[kBth] = 0x24; });       // UC SEND ONLY
+  inject([](auto& f) { f[14 + 15] = 77; });      // another host's address
+  inject([](auto& f) { f[kBth + 6] ^= 0x55; });  // no such queue pair
+  inject([](auto&) {});                          // the segment once more
+  const auto after = c.pipeline().engine().counters();
+  EXPECT_EQ(after.pkey_mismatch - before.pkey_mismatch, 1u);
+  EXPECT_EQ(after.qp_source_mismatch - before.qp_source_mismatch, 1u);
+  EXPECT_EQ(after.unknown_qp - before.unknown_qp, 1u);
+  EXPECT_EQ(after.duplicate_request - before.duplicate_request, 1u);
+  EXPECT_EQ(after.packets - before.packets, 4u);
+  EXPECT_EQ(after.contributions, before.contributions);
+  Job second;
+  second.count = 1000;
+  run_job(c, g.comms, second);
+  second.check();
 }
 
 TEST(Shutdown, TellsEveryMemberAndDrains) {

@@ -49,6 +49,9 @@ inline void store(DataType type, uint8_t* at, double v) {
       put(static_cast<uint16_t>(bits >> 16));
       break;
     }
+    case DataType::kI8:
+      put(static_cast<int8_t>(v));
+      break;
     case DataType::kI32:
       put(static_cast<int32_t>(v));
       break;
@@ -60,64 +63,103 @@ inline void store(DataType type, uint8_t* at, double v) {
   }
 }
 
-// One operation of one group, at all ranks.
+// One operation of one group, at all ranks. `count` is of elements of the whole vector, rounded down to a
+// multiple of the ranks where that is cut into shards.
 struct Job {
   DataType type = DataType::kF32;
   ReduceOp op = ReduceOp::kSum;
   size_t count = 1;
   bool in_place = false;
-  bool barrier = false;
+  Collective collective = Collective::kAllReduce;
+  uint16_t root = 0;
+  bool deterministic = false;
   uint64_t seed = 1;
-  std::vector<std::vector<uint8_t>> send, recv;
+  std::vector<std::vector<uint8_t>> send, recv;  // of the whole vector's size at every rank, and guarded
   std::vector<std::unique_ptr<Operation>> operation;
 
+  bool reduces() const {
+    return collective == Collective::kAllReduce || collective == Collective::kReduce ||
+           collective == Collective::kReduceScatter;
+  }
+  bool sharded() const {
+    return collective == Collective::kReduceScatter || collective == Collective::kAllGather;
+  }
+
   void prepare(uint16_t world) {
-    const size_t element = barrier ? 1 : aggregation::element_bytes(type),
-                 bytes = barrier ? 0 : count * element;
+    const bool barrier = collective == Collective::kBarrier;
+    const size_t element = barrier ? 1 : aggregation::element_bytes(type);
+    if (barrier) count = 0;
+    if (sharded()) count -= count % world;
+    const size_t bytes = count * element, shard = bytes / world;
     send.resize(world), recv.resize(world);
     for (uint16_t r = 0; r < world; r++) {
       send[r].resize(bytes + 1);  // never empty, and one byte of guard
-      for (size_t i = 0; i < bytes / element; i++)
-        store(type, send[r].data() + i * element, value_of(seed, r, i));
       recv[r].assign(bytes + 1, 0xA5);
       auto o = std::make_unique<Operation>();
-      o->collective = barrier ? Collective::kBarrier : Collective::kAllReduce;
+      o->collective = collective;
       o->type = barrier ? DataType::kU8 : type;
-      o->op = barrier ? ReduceOp::kNone : op;
-      o->send = send[r].data();
-      o->recv = in_place ? send[r].data() : recv[r].data();
+      o->op = reduces() ? op : ReduceOp::kNone;
+      const bool rooted = collective == Collective::kReduce || collective == Collective::kBroadcast;
+      o->root = rooted ? root : uint16_t{0};
+      o->deterministic = reduces() && deterministic;
       o->bytes = bytes;
+      uint8_t* from = send[r].data();
+      uint8_t* to = recv[r].data();
+      if (in_place) {
+        if (collective == Collective::kAllGather)
+          from = to + r * shard;
+        else
+          to = from + (collective == Collective::kReduceScatter ? r * shard : 0);
+      }
+      const size_t mine = collective == Collective::kAllGather ? count / world : count;
+      for (size_t i = 0; i < mine; i++) store(type, from + i * element, value_of(seed, r, i));
+      o->send = from;
+      o->recv = to;
       operation.push_back(std::move(o));
     }
   }
   bool done() const {
     return std::all_of(operation.begin(), operation.end(), [](auto& o) { return o->done; });
   }
+  // What a rank finds as the i-th element of its result.
+  double expected(size_t i, uint16_t rank) const {
+    const auto world = static_cast<uint16_t>(operation.size());
+    if (collective == Collective::kBroadcast) return value_of(seed, root, i);
+    if (collective == Collective::kAllGather)
+      return value_of(seed, static_cast<uint16_t>(i / (count / world)), i % (count / world));
+    if (collective == Collective::kReduceScatter) i += rank * (count / world);
+    double all = value_of(seed, 0, i);
+    for (uint16_t k = 1; k < world; k++) {
+      const double v = value_of(seed, k, i);
+      all = op == ReduceOp::kSum ? all + v : op == ReduceOp::kMin ? std::min(all, v) : std::max(all, v);
+    }
+    return all;
+  }
   void check() const {
     const size_t element = aggregation::element_bytes(type);
-    for (size_t r = 0; r < operation.size(); r++) {
+    for (uint16_t r = 0; r < operation.size(); r++) {
       ASSERT_EQ(operation[r]->status, MR_OK) << operation[r]->text;
-      if (barrier) continue;
-      for (size_t i = 0; i < count; i++) {
-        double expected = value_of(seed, 0, i);
-        for (uint16_t k = 1; k < operation.size(); k++) {
-          const double v = value_of(seed, k, i);
-          expected = op == ReduceOp::kSum   ? expected + v
-                     : op == ReduceOp::kMin ? std::min(expected, v)
-                                            : std::max(expected, v);
-        }
+      const bool has_result = collective != Collective::kReduce || r == root;
+      const size_t n = !has_result                                ? 0
+                       : collective == Collective::kReduceScatter ? count / operation.size()
+                                                                  : count;
+      for (size_t i = 0; i < n; i++) {
+        const double value = expected(i, r);
         uint8_t right[8], other_zero[8];
-        store(type, right, expected);
+        store(type, right, value);
         // Of two zeros, either sign is right: the order of arrival decides which comes of a sum.
         store(type, other_zero, -0.0);
         const uint8_t* got = operation[r]->recv + i * element;
         ASSERT_TRUE(std::memcmp(right, got, element) == 0 ||
-                    (expected == 0 && std::memcmp(other_zero, got, element) == 0))
-            << "rank " << r << " element " << i;
+                    (value == 0 && std::memcmp(other_zero, got, element) == 0))
+            << aggregation::name(collective) << " of " << count << " " << aggregation::name(type)
+            << (in_place ? " in place" : "") << (deterministic ? ", deterministic" : "") << ": rank " << r
+            << " element " << i << " is not " << value;
       }
-      if (!in_place) {
-        ASSERT_EQ(recv[r].back(), 0xA5) << "written past the end";
-      }
+      // Nothing else has been written.
+      if (in_place) continue;
+      for (size_t i = n * element; i < recv[r].size(); i++)
+        ASSERT_EQ(recv[r][i], 0xA5) << "rank " << r << ": written at " << i;
     }
   }
 };

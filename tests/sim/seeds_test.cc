@@ -67,7 +67,9 @@ void run_seed(uint64_t seed) {
   for (Job& j : jobs) {
     j.type = kTypes[draw(6)];
     j.op = kOps[draw(3)];
-    j.barrier = draw(6) == 0;
+    j.collective = static_cast<Collective>(1 + draw(6));
+    j.root = static_cast<uint16_t>(draw(cc.hosts));
+    j.deterministic = draw(2);
     j.count = 1 + draw(draw(2) ? 40 : 12000);
     j.in_place = draw(2);
     j.seed = random();

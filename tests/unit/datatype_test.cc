@@ -95,9 +95,10 @@ TEST(DataType, EveryByteOfAPacketIsASafeCode) {
     EXPECT_EQ(name(op_of(code)) == "unknown", code > 8) << code;
     EXPECT_EQ(name(static_cast<Collective>(code)) == "unknown", code < 1 || code > 6) << code;
     for (int op = 0; op < 256; ++op) {
-      const bool known = is_type && op >= 1 && op <= 7;
+      const bool known = is_type && op >= 1 && op <= 8;
       if (!known) {
         EXPECT_FALSE(supported(type_of(code), op_of(op))) << code << ' ' << op;
+        EXPECT_FALSE(wire_supported(type_of(code), op_of(op), DataType::kBfp8)) << code << ' ' << op;
       }
     }
   }
@@ -112,10 +113,57 @@ TEST(DataType, SupportedIsWhatThisVersionPromises) {
     return ops;
   };
   for (const int integer : {1, 2, 3, 4, 5, 6}) {
-    EXPECT_EQ(row(type_of(integer)), "sum prod min max band bor bxor ") << integer;
+    EXPECT_EQ(row(type_of(integer)), "sum prod min max band bor bxor avg ") << integer;
   }
-  for (const int floating : {7, 8, 9, 10}) EXPECT_EQ(row(type_of(floating)), "sum prod min max ") << floating;
-  for (const int later : {11, 12, 13}) EXPECT_EQ(row(type_of(later)), "") << later;
+  for (const int floating : {7, 8, 9, 10, 11, 12}) {
+    EXPECT_EQ(row(type_of(floating)), "sum prod min max avg ") << floating;
+  }
+  EXPECT_EQ(row(DataType::kBfp8), "");
+}
+
+TEST(DataType, ThreeTypesTravelAsBlocks) {
+  for (int code = 1; code <= 13; ++code) {
+    for (int wire = 1; wire <= 13; ++wire) {
+      for (int op = 0; op <= 8; ++op) {
+        const bool blocks = wire == 13 && code >= 7 && code <= 9 && ((op >= 1 && op <= 4) || op == 8);
+        const bool expected = wire == code ? supported(type_of(code), op_of(op)) : blocks;
+        EXPECT_EQ(wire_supported(type_of(code), op_of(op), type_of(wire)), expected)
+            << code << ' ' << wire << ' ' << op;
+      }
+    }
+  }
+}
+
+TEST(DataType, SizesOnTheWire) {
+  for (const auto& [type, bytes] :
+       {std::pair{DataType::kF16, 2}, {DataType::kBf16, 2}, {DataType::kF32, 4}}) {
+    const auto blocks = [&](size_t elements) {
+      return wire_bytes(type, DataType::kBfp8, elements * static_cast<size_t>(bytes));
+    };
+    EXPECT_EQ(blocks(0), 0U);
+    EXPECT_EQ(blocks(1), 64U);
+    EXPECT_EQ(blocks(62), 64U);
+    EXPECT_EQ(blocks(63), 64U);
+    EXPECT_EQ(blocks(64), 128U);
+    EXPECT_EQ(blocks(126), 128U);
+    EXPECT_EQ(blocks(63 * 1000 + 1), 64064U);
+  }
+  for (int code = 1; code <= 12; ++code) EXPECT_EQ(wire_bytes(type_of(code), type_of(code), 4096), 4096U);
+  EXPECT_EQ(wire_bytes(DataType::kF64, DataType::kBfp8, 4096), 0U);
+  EXPECT_EQ(wire_bytes(DataType::kF16, DataType::kF32, 4096), 0U);
+  EXPECT_EQ(wire_bytes(DataType::kBfp8, DataType::kBfp8, 4096), 0U);
+  EXPECT_EQ(wire_bytes(type_of(0), type_of(0), 4096), 0U);
+}
+
+TEST(DataType, AccumulatorsOfWireBytes) {
+  for (const DataType type : {DataType::kF16, DataType::kBf16}) EXPECT_EQ(wide_elements(type, 4096), 2048U);
+  for (const DataType type : {DataType::kF8E4M3, DataType::kF8E5M2})
+    EXPECT_EQ(wide_elements(type, 4096), 4096U);
+  EXPECT_EQ(wide_elements(DataType::kBfp8, 4096), 4032U);
+  EXPECT_EQ(wide_elements(DataType::kBfp8, 64), 63U);
+  for (const int other : {0, 1, 2, 3, 4, 5, 6, 9, 10, 14, 255}) {
+    EXPECT_EQ(wide_elements(type_of(other), 4096), 0U) << other;
+  }
 }
 
 TEST(DataType, OnlySmallFloatsAreWide) {

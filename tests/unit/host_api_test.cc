@@ -230,9 +230,11 @@ TEST_F(HostApiAlone, WrongArgumentsOfAnAllReduceAreNamed) {
   float* s = send_.data();
   float* r = recv_.data();
   expect_misused(all_reduce(s, r, 1, 0), "type 0");
-  expect_misused(all_reduce(s, r, 1, 11), "no element type");  // on the wire, not in this version's API
+  expect_misused(all_reduce(s, r, 1, 13), "no element type");  // bfp8 is for the wire only
   expect_misused(all_reduce(s, r, 1, MR_F32, 0), "operator 0");
-  expect_misused(all_reduce(s, r, 1, MR_F32, 5), "operator 5");
+  expect_misused(all_reduce(s, r, 1, MR_F32, 11), "operator 11");
+  expect_misused(all_reduce(s, r, 1, MR_F32, MR_BAND), "f32 cannot be reduced by band");
+  expect_misused(all_reduce(s, r, 1, MR_BF16, MR_LOR), "bf16 cannot be reduced by a logical operator");
   expect_misused(all_reduce(s, r, SIZE_MAX / 4 + 1), "more bytes than there can be");
   expect_misused(all_reduce(nullptr, r, 1), "NULL");
   expect_misused(all_reduce(s, nullptr, 1), "NULL");
@@ -245,10 +247,33 @@ TEST_F(HostApiAlone, BuffersAreTheSameOrDisjoint) {
   expect_misused(all_reduce(s + 1, s, 2), "overlap");
   expect_misused(all_reduce(s, reinterpret_cast<uint8_t*>(s) + 7, 2), "overlap");
   // A count that no memory holds.
-  expect_misused(all_reduce(s, s, SIZE_MAX / 4), "beyond the end of memory");
+  expect_misused(all_reduce(s, s, SIZE_MAX / 4), "more bytes than there can be");
   EXPECT_EQ(all_reduce(s, s + 2, 2), MR_OK);
   EXPECT_EQ(all_reduce(s + 2, s, 2), MR_OK);
   EXPECT_EQ(all_reduce(s, s, 2), MR_OK);
+}
+
+TEST_F(HostApiAlone, WrongArgumentsOfTheOtherCollectivesAreNamed) {
+  float* s = send_.data();
+  mr_request* request;
+  expect_misused(mr_reduce(comm_, s, s, 1, MR_F32, MR_SUM, 1, &request), "mr_reduce: root is 1");
+  expect_misused(mr_broadcast(comm_, s, s, 1, MR_F32, -1, &request), "mr_broadcast: root is -1");
+  expect_misused(mr_reduce_scatter(comm_, s, nullptr, 1, MR_F32, MR_SUM, &request),
+                 "mr_reduce_scatter: a buffer");
+  expect_misused(mr_reduce_scatter(comm_, s, s + 1, 2, MR_F32, MR_SUM, &request), "rank × recv_count");
+  expect_misused(mr_all_gather(comm_, s, s + 1, 2, MR_F32, &request), "rank × send_count");
+  expect_misused(mr_all_gather(comm_, s, s, 1, MR_F32, nullptr), "mr_all_gather: request is NULL");
+  expect_misused(mr_comm_set_wire(comm_, static_cast<mr_wire>(2)), "mr_comm_set_wire: 2");
+  ASSERT_EQ(mr_comm_set_wire(comm_, MR_WIRE_BFP8), MR_OK);
+  expect_misused(all_reduce(s, s, 1, MR_F64), "f64 does not go in block floating point");
+  EXPECT_EQ(all_reduce(s, s, 1, MR_F32), MR_OK);
+}
+
+TEST_F(HostApiAlone, LogicalOperatorsGiveZeroAndOneOfOneRank) {
+  const std::array<int64_t, 4> in = {0, 5, -1, INT64_MIN};
+  std::array<int64_t, 4> out{};
+  ASSERT_EQ(mr_all_reduce_wait(comm_, in.data(), out.data(), 4, MR_I64, MR_LAND), MR_OK);
+  EXPECT_EQ(out, (std::array<int64_t, 4>{0, 1, 1, 1}));
 }
 
 TEST_F(HostApiAlone, OneRanksResultIsItsContribution) {

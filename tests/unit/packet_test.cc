@@ -119,7 +119,8 @@ TEST(Parse, EachFaultHasItsName) {
   EXPECT_EQ(with([](auto& b) { b[15] = 0xFF, fix(b); }), ParseVerdict::kOk);  // TOS
 }
 
-// Inside, an IPv4-mapped address is an IPv4 host: in an IPv6 header it would speak for one that never sent this.
+// Inside, an IPv4-mapped address is an IPv4 host: in an IPv6 header it would speak for one that never sent
+// this.
 TEST(Parse, AnIpv6PacketDoesNotPassForAnIpv4Hosts) {
   const IpAddress mapped = *IpAddress::parse("10.77.0.1");
   for (const size_t at : {14 + 8, 14 + 24}) {
@@ -137,12 +138,27 @@ TEST(Psn, ComparesSignedModulo2To24) {
   EXPECT_EQ((Psn(0xFFFFFF) + 2).value(), 1u);
 }
 
-// IBA table 45.
+// IBA vol. 1, table 45, in units of 10 µs.
 TEST(Rnr, TimerCodes) {
-  EXPECT_EQ(rnr_wait(0), std::chrono::microseconds(655360));
-  EXPECT_EQ(rnr_wait(1), std::chrono::microseconds(10));
-  EXPECT_EQ(rnr_wait(12), std::chrono::microseconds(640));
-  EXPECT_EQ(rnr_wait(31), std::chrono::microseconds(491520));
+  constexpr int kTable[32] = {65536, 1,    2,    3,    4,    6,     8,     12,    16,    24,   32,
+                              48,    64,   96,   128,  192,  256,   384,   512,   768,   1024, 1536,
+                              2048,  3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152};
+  for (uint8_t code = 0; code < 32; code++)
+    EXPECT_EQ(rnr_wait(code), std::chrono::microseconds(10 * kTable[code])) << int{code};
+}
+
+TEST(Addresses, AreReadInEitherCaseAndNothingElse) {
+  const auto mac = MacAddress::parse("0A:bC:De:09:9f:F0");
+  ASSERT_TRUE(mac);
+  EXPECT_EQ(mac->bytes, (std::array<uint8_t, 6>{0x0A, 0xBC, 0xDE, 0x09, 0x9F, 0xF0}));
+  for (const char* wrong :
+       {"", "0a:bc:de:09:9f", "0a:bc:de:09:9f:f0:11", "0g:bc:de:09:9f:f0", "0a:bc:de:09:9f:f/",
+        "0a:bc:de:09:9f:@0", "0a-bc:de:09:9f:f0", "0a:bc:de:09:9f f0", "0a:bc:de:09:9f:`0"})
+    EXPECT_FALSE(MacAddress::parse(wrong)) << wrong;
+  EXPECT_EQ(IpAddress::parse("fd77::FF:1")->to_string(), "fd77::ff:1");
+  EXPECT_EQ(IpAddress::parse("10.77.0.100")->to_string(), "10.77.0.100");
+  for (const char* wrong : {"", "10.77.0", "10.77.0.256", "fd77::g", "fd77:::1"})
+    EXPECT_FALSE(IpAddress::parse(wrong)) << wrong;
 }
 
 }  // namespace

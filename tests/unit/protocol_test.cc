@@ -151,32 +151,129 @@ TEST(Protocol, SegmentHeaderOffsets) {
             "00000000");
 }
 
+// As a member of eight ranks, with segments of 65,472 bytes.
+const char* fault(auto change) {
+  SegmentHeader h = segment();
+  change(h);
+  return check(h, 65472, 8);
+}
+
 TEST(Protocol, EveryFaultOfASegmentHeaderIsSeen) {
-  EXPECT_EQ(check(segment(), 65472), nullptr);
-  auto wrong = [](auto change) {
-    SegmentHeader h = segment();
-    change(h);
-    return check(h, 65472) != nullptr;
+  EXPECT_STREQ(fault([](auto&) {}), nullptr);
+  EXPECT_STREQ(fault([](auto& h) { h.magic = uint16_t{1}; }), "wrong magic");
+  EXPECT_STREQ(fault([](auto& h) { h.version = 2; }), "unknown version");
+  EXPECT_STREQ(fault([](auto& h) { h.collective = 0; }), "unknown collective");
+  EXPECT_STREQ(fault([](auto& h) { h.collective = 7; }), "unknown collective");
+  EXPECT_STREQ(fault([](auto& h) { h.op = 0; }), "unsupported operator for the datatype");
+  EXPECT_STREQ(fault([](auto& h) { h.op = 5; }), "unsupported operator for the datatype");
+  EXPECT_STREQ(fault([](auto& h) { h.op = 200; }), "unsupported operator for the datatype");
+  EXPECT_STREQ(fault([](auto& h) { h.type = 200; }), "unknown datatype");
+  EXPECT_STREQ(fault([](auto& h) { h.type = 13; }), "unknown datatype");
+  EXPECT_STREQ(fault([](auto& h) { h.wire_type = 8; }), "unsupported wire type");
+  EXPECT_STREQ(fault([](auto& h) { h.flags |= 0x80; }), "unknown flags");
+  EXPECT_STREQ(fault([](auto& h) { h.flags = 0; }), "the last flag does not match the offset");
+  EXPECT_STREQ(fault([](auto& h) { h.root = uint16_t{1}; }), "a root that is no rank");
+  EXPECT_STREQ(fault([](auto& h) {
+                 h.length = uint32_t{94}, h.payload_bytes = uint32_t{94}, h.total = uint64_t{4094};
+               }),
+               "not a multiple of the element size");
+  EXPECT_STREQ(fault([](auto& h) { h.offset = UINT64_MAX - 10; }), "offset and length exceed the total");
+  EXPECT_STREQ(fault([](auto& h) { h.length = uint32_t{100}; }), "offset and length exceed the total");
+  EXPECT_STREQ(fault([](auto& h) { h.payload_bytes = uint32_t{0}; }),
+               "payload bytes do not match the length");
+  EXPECT_STREQ(fault([](auto& h) { h.result_address = UINT64_MAX - 50; }), "result address wraps around");
+  EXPECT_STREQ(fault([](auto& h) { h.zero = uint32_t{1}; }), "reserved bytes are not zero");
+  EXPECT_STREQ(fault([](auto& h) {
+                 h.length = h.payload_bytes = uint32_t{65476}, h.total = uint64_t{1} << 40, h.flags = 0;
+               }),
+               "length exceeds the segment size");
+  EXPECT_STREQ(fault([](auto& h) { h.length = UINT32_MAX - 3; }), "length exceeds the segment size");
+  EXPECT_STREQ(fault([](auto& h) { h.flags |= kFlagHeaderOnly; }),
+               "header-only does not match the member's part");
+}
+
+// The part that each member plays, in the collectives where that is not the same for all. segment() is the
+// last 96 bytes of 4096.
+TEST(Protocol, EachMembersPartIsChecked) {
+  const auto as = [](Collective c, uint16_t rank, uint16_t root) {
+    return [=](SegmentHeader& h) {
+      h.collective = static_cast<uint8_t>(c);
+      if (c == Collective::kBroadcast || c == Collective::kAllGather) h.op = 0;
+      h.rank = rank, h.root = root;
+    };
   };
-  EXPECT_TRUE(wrong([](auto& h) { h.magic = uint16_t{1}; }));
-  EXPECT_TRUE(wrong([](auto& h) { h.version = 2; }));
-  EXPECT_TRUE(wrong([](auto& h) { h.collective = 9; }));
-  EXPECT_TRUE(wrong([](auto& h) { h.op = 0; }));
-  EXPECT_TRUE(wrong([](auto& h) { h.op = 200; }));
-  EXPECT_TRUE(wrong([](auto& h) { h.type = 200; }));
-  EXPECT_TRUE(wrong([](auto& h) { h.wire_type = 8; }));
-  EXPECT_TRUE(wrong([](auto& h) { h.flags |= 0x80; }));
-  EXPECT_TRUE(wrong([](auto& h) { h.flags = 0; }));
-  EXPECT_TRUE(wrong(
-      [](auto& h) { h.length = uint32_t{94}, h.payload_bytes = uint32_t{94}, h.total = uint64_t{4094}; }));
-  EXPECT_TRUE(wrong([](auto& h) { h.offset = UINT64_MAX - 10; }));
-  EXPECT_TRUE(wrong([](auto& h) { h.length = uint32_t{100}; }));
-  EXPECT_TRUE(wrong([](auto& h) { h.payload_bytes = uint32_t{0}; }));
-  EXPECT_TRUE(wrong([](auto& h) { h.result_address = UINT64_MAX - 50; }));
-  EXPECT_TRUE(wrong([](auto& h) { h.zero = uint32_t{1}; }));
-  EXPECT_TRUE(wrong([](auto& h) {
-    h.length = h.payload_bytes = uint32_t{65476}, h.total = uint64_t{1} << 40, h.flags = 0;
-  }));
+  const auto header_only = [](auto change) {
+    return fault([=](SegmentHeader& h) {
+      change(h);
+      h.flags |= kFlagHeaderOnly;
+      h.payload_bytes = uint32_t{0};
+    });
+  };
+  const char* part = "header-only does not match the member's part";
+  EXPECT_STREQ(fault(as(Collective::kReduce, 2, 7)), nullptr);
+  EXPECT_STREQ(fault(as(Collective::kReduce, 2, 8)), "a root that is no rank");
+  EXPECT_STREQ(header_only(as(Collective::kReduce, 2, 7)), part);
+  EXPECT_STREQ(fault(as(Collective::kBroadcast, 3, 3)), nullptr);
+  EXPECT_STREQ(fault(as(Collective::kBroadcast, 2, 3)), part);
+  EXPECT_STREQ(header_only(as(Collective::kBroadcast, 2, 3)), nullptr);
+  EXPECT_STREQ(header_only(as(Collective::kBroadcast, 3, 3)), part);
+  // Of eight shards of 512 bytes the segment is in the last.
+  EXPECT_STREQ(fault(as(Collective::kAllGather, 7, 0)), nullptr);
+  EXPECT_STREQ(fault(as(Collective::kAllGather, 6, 0)), part);
+  EXPECT_STREQ(header_only(as(Collective::kAllGather, 6, 0)), nullptr);
+  EXPECT_STREQ(fault([&](SegmentHeader& h) {
+                 as(Collective::kAllGather, 7, 0)(h);
+                 h.offset = uint64_t{3500}, h.length = h.payload_bytes = uint32_t{596};
+               }),
+               "a segment that straddles shards");
+  EXPECT_STREQ(fault([&](SegmentHeader& h) {
+                 as(Collective::kAllGather, 7, 0)(h);
+                 h.op = 1;
+               }),
+               "an operator where nothing is reduced");
+  EXPECT_STREQ(fault([&](SegmentHeader& h) {
+                 as(Collective::kReduceScatter, 7, 0)(h);
+                 h.total = uint64_t{4100}, h.offset = uint64_t{4004};
+               }),
+               "a total that does not divide into shards");
+  EXPECT_STREQ(fault([](auto& h) { h.collective = 6, h.op = 0; }), "a barrier carries data");
+}
+
+// Who receives which byte of a segment, byte by byte from the collectives' definitions.
+TEST(SegmentShape, EveryByteGoesToWhomTheCollectiveSays) {
+  for (const uint16_t world : {1, 2, 3, 5}) {
+    for (uint8_t c = 1; c <= 5; c++) {
+      const uint64_t shard = 7, total = world * shard;
+      for (uint64_t offset = 0; offset < total; offset++) {
+        for (uint32_t length = 1; offset + length <= total; length++) {
+          SegmentShape s;
+          s.collective = static_cast<Collective>(c);
+          s.world = world, s.root = static_cast<uint16_t>(world / 2);
+          s.total = total, s.offset = offset, s.length = s.payload = length;
+          const uint64_t owner = offset / shard;
+          if (c == 5 && (offset + length - 1) / shard != owner) continue;  // never straddles
+          uint16_t contributors = 0;
+          for (uint16_t r = 0; r < world; r++) {
+            const bool gives = c == 3 ? r == s.root : c == 5 ? r == owner : true;
+            EXPECT_EQ(s.contributes(r), gives);
+            contributors = static_cast<uint16_t>(contributors + gives);
+            for (uint32_t i = 0; i < length; i++) {
+              const bool gets = c == 1   ? true
+                                : c == 2 ? r == s.root
+                                : c == 3 ? r != s.root
+                                : c == 4 ? (offset + i) / shard == r
+                                         : r != owner;
+              const auto range = s.receives(r);
+              ASSERT_EQ(range.begin <= i && i < range.end, gets)
+                  << int{c} << " " << world << " " << offset << " " << length << " rank " << r << " byte "
+                  << i;
+            }
+          }
+          EXPECT_EQ(s.contributors(), contributors);
+        }
+      }
+    }
+  }
 }
 
 // Chunk 0 is the MTU less 64 bytes, later ones the MTU: together they are the payload, whatever its size.

@@ -314,6 +314,14 @@ TEST_F(Requester, ACnpHalvesWhatIsInFlightAndAcksBringItBack) {
   EXPECT_EQ(send(), "");
   ack(0xFFFFFE + 11);                             // 12 acknowledged, 4 in flight: 8 are allowed
   EXPECT_EQ(std::ranges::count(send(), '!'), 5);  // a whole window acknowledged: one more
+  // From then on one more for each whole window of nine, ten, eleven, and none in between: 21 packets are
+  // out.
+  ack(0xFFFFFE + 12);
+  EXPECT_EQ(std::ranges::count(send(), '!'), 1);
+  ack(0xFFFFFE + 19);  // 4 and 1 and 7 of nine and more: one is left over
+  EXPECT_EQ(std::ranges::count(send(), '!'), 8);
+  ack(0xFFFFFE + 28);
+  EXPECT_EQ(std::ranges::count(send(), '!'), 9 - 8 + 9);
 }
 
 TEST_F(Requester, ASharedPayloadIsSentWithoutACopyAndKeptUntilAcknowledged) {
