@@ -61,9 +61,11 @@ void check_type(DataType type) {
   for (const uint32_t contributions : kDivisors) {
     std::vector<T> steps;
     for (int i = 0; i < 300; ++i) {
-      const auto multiple =
-          static_cast<T>(static_cast<T>(random() % 1000000) * static_cast<T>(contributions));
-      for (const int near : {-1, 0, 1}) steps.push_back(static_cast<T>(multiple + static_cast<T>(near)));
+      const uint64_t multiple = random() % 1000000 * contributions;
+      for (const uint64_t near : {multiple - 1, multiple, multiple + 1}) {
+        steps.push_back(static_cast<T>(near));
+        steps.push_back(static_cast<T>(0 - near));
+      }
     }
     check_finish(type, steps, contributions, 1, 0);
     if (::testing::Test::HasFatalFailure()) return;
