@@ -45,8 +45,9 @@ class Part:
         return sizes * types * (len(OPERATORS) if self.op == "all" else 1)
 
     def arguments(self, kind):
-        return ["-b", self.smallest, "-e", self.largest, "-f", "2", "-d", kind, "-o", self.op, "-n",
-                self.iterations, "-w", self.warmups, "-c", "1", "--inflight", self.inflight, "--stats"]
+        operators = ",".join(OPERATORS) if self.op == "all" else self.op
+        return ["-b", self.smallest, "-e", self.largest, "-f", "2", "-d", kind, "-o", operators, "-n", self.iterations,
+                "-w", self.warmups, "-c", "1", "--inflight", self.inflight, "--stats"]
 
 
 def number(size):

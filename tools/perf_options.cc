@@ -81,12 +81,21 @@ std::vector<mr_type> parse_types(const std::string& text) {
                              "\"" + text + "\" is no type: u8 i8 i32 u32 i64 u64 f16 bf16 f32 f64, or all");
 }
 
+// "all", or some of them with commas between.
 std::vector<mr_op> parse_ops(const std::string& text) {
   if (text == "all") return {kOps.begin(), kOps.end()};
-  for (mr_op op : kOps)
-    if (text == name(op)) return {op};
-  throw CLI::ValidationError(
-      "-o", "\"" + text + "\" is no operator: sum prod min max avg band bor bxor land lor, or all");
+  std::vector<mr_op> ops;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    const std::string one = text.substr(at, comma - at);
+    const auto found = std::find_if(kOps.begin(), kOps.end(), [&](mr_op op) { return one == name(op); });
+    if (found == kOps.end())
+      throw CLI::ValidationError(
+          "-o", "\"" + one + "\" is no operator: sum prod min max avg band bor bxor land lor, or all");
+    ops.push_back(*found);
+    at = comma + 1;
+  }
+  return ops;
 }
 
 // "all", or some of them with commas between.
@@ -183,7 +192,8 @@ Options parse_options(int argc, char** argv) {
   app.add_option("-i,--stepbytes", step, "or plus this many bytes");
   app.add_option("-d,--datatype", type, "u8 i8 i32 u32 i64 u64 f16 bf16 f32 f64, or all (f32)");
   app.add_option("-o,--op", op,
-                 "sum prod min max avg band bor bxor land lor, or all that go with the type (sum)");
+                 "sum prod min max avg band bor bxor land lor: one, several with commas, or all "
+                 "that go with the type (sum)");
   app.add_option(
       "-p,--collective", collective,
       "all_reduce reduce broadcast reduce_scatter all_gather barrier: one, several with commas, or "
