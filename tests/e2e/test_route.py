@@ -202,6 +202,9 @@ class Routing(e2e.LabTest):
         return [self.fabric.switch_counters(name)[counter] for name in ("spine1", "spine2")]
 
     def test_1_ping_crosses_three_routers(self):
+        # What comes while interfaces and switches start, before next hops answer, is not these pings'.
+        not_bridged = lambda: [self.fabric.switch_counters(name)["pipeline.not_bridged"] for name in ("leaf1", "leaf2")]
+        before = not_bridged()
         for ipv6 in (False, True):
             for size in (56, 4000):
                 text = self.fabric.ping(1, self.fabric.address(4, ipv6), "-c", "3", "-s", size)
@@ -209,8 +212,7 @@ class Routing(e2e.LabTest):
                 self.assertEqual(re.findall(r"ttl=(\d+)", text), ["61"] * 3)
             # A leaf answers on the address of the other leaf's hosts' gateway, too.
             self.assertIn("1 received", self.fabric.ping(1, self.fabric.gateway(2, ipv6), "-c", "1"))
-        for name in ("leaf1", "leaf2"):
-            self.assertEqual(self.fabric.switch_counters(name)["pipeline.not_bridged"], 0)
+        self.assertEqual(not_bridged(), before)
 
     def test_2_traceroute_names_each_router(self):
         for ipv6 in (False, True):
