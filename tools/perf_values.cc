@@ -120,13 +120,13 @@ struct Extreme {
   }
 };
 
-// Whole bytes of noise. The result of these is a loop over the ranks, in the type's own wrapping arithmetic.
+// Noise in every bit. The result of these is a loop over the ranks.
 template <typename F>
 struct Bitwise {
   static uint64_t bits(uint64_t h, int r) { return mix(h ^ mix(static_cast<uint64_t>(r))); }
   template <typename E>
   static int64_t contribution(uint64_t h, int r, int) {
-    // Every second bit is the same at all ranks but one, so that what all have and what none has is seen.
+    // Every second bit is the same at all ranks, so that what all have and what none has is seen.
     const uint64_t common = mix(h ^ 0x5555), own = bits(h, r);
     return static_cast<int64_t>((common & 0x5555555555555555ull) | (own & 0xAAAAAAAAAAAAAAAAull));
   }
