@@ -23,7 +23,7 @@ struct Options {
   unsigned jobs = default_jobs();
   std::string scenario;
   bool estimate = false, json = false, frames = false;
-  std::string type = "f32", size = "64MiB";
+  std::string collective = "all-reduce", type = "f32", size = "64MiB";
   EstimateInput plan;
 };
 
@@ -70,16 +70,21 @@ int run_described(const Options& o) {
 }
 
 int run_estimate(Options o) {
-  const auto bytes = switching::parse_size(o.size);
+  auto bytes = switching::parse_size(o.size);
   if (!bytes)
     throw Error(ErrorCode::kUsage, "--size: '" + o.size + "' is no size (write bytes, KiB, MiB or GiB)");
   const auto type = aggregation::parse_data_type(o.type);
   if (!type) throw Error(ErrorCode::kUsage, "--type: '" + o.type + "' is none of u8 … f64");
+  while (check::collective_name(o.plan.collective) != o.collective)
+    if (++o.plan.collective > check::kBarrier)
+      throw Error(ErrorCode::kUsage, "--collective: '" + o.collective + "' is none of all-reduce … barrier");
+  if (o.plan.collective == check::kBarrier) *bytes = 0;
   const uint64_t element = aggregation::element_bytes(*type);
   o.plan.bytes = *bytes / element * element;
   const Estimate e = estimate(o.plan);
   if (o.json)
-    std::printf("%s\n", nlohmann::json{{"bytes", o.plan.bytes},
+    std::printf("%s\n", nlohmann::json{{"collective", o.collective},
+                                       {"bytes", o.plan.bytes},
                                        {"elements", o.plan.bytes / element},
                                        {"hosts", o.plan.hosts},
                                        {"gbit", o.plan.gbit},
@@ -104,7 +109,7 @@ int run(int argc, char** argv) {
   mode->add_option("--seeds", o.seeds, "so many runs")->check(CLI::PositiveNumber);
   mode->add_option("--scenario", o.scenario, "runs the network and the traces that this YAML file describes");
   mode->add_flag("--estimate", o.estimate,
-                 "what an all-reduce must take at best, by a ring and in the network");
+                 "what a collective must take at best, by a ring and in the network");
   mode->require_option(1);
   app.add_option("--from", o.from, "the first seed of --seeds")->capture_default_str();
   app.add_option("--jobs", o.jobs, "processes for --seeds")
@@ -112,8 +117,9 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--frames", o.frames, "of --seed: every frame, as a line");
   app.add_flag("--json", o.json, "the report of --scenario or --estimate as JSON");
+  app.add_option("--collective", o.collective, "--estimate: all-reduce … barrier")->capture_default_str();
   app.add_option("--type", o.type, "--estimate: datatype")->capture_default_str();
-  app.add_option("--size", o.size, "--estimate: bytes of each host's buffer")->capture_default_str();
+  app.add_option("--size", o.size, "--estimate: bytes of the whole vector")->capture_default_str();
   app.add_option("--hosts", o.plan.hosts, "--estimate")->check(CLI::Range(1u, 65535u))->capture_default_str();
   app.add_option("--gbit", o.plan.gbit, "--estimate: rate of a host's link")
       ->check(CLI::PositiveNumber)

@@ -40,6 +40,8 @@ constexpr size_t kBth = 42;  // of an IPv4 frame
 
 class WireStream : public testing::Test {
  protected:
+  static inline aggregation::Collective collective;
+  void SetUp() override { collective = aggregation::Collective::kAllReduce; }
   static std::vector<Event> record() {
     ClusterConfig cc;
     cc.engine.mtu = 1024;
@@ -57,10 +59,15 @@ class WireStream : public testing::Test {
     std::vector<float> data[2] = {std::vector<float>(6000, 1), std::vector<float>(6000, 2)};
     host::Operation op[2];
     for (uint16_t r = 0; r < 2; r++) {
-      op[r].op = aggregation::ReduceOp::kSum;
-      op[r].type = aggregation::DataType::kF32;
-      op[r].send = op[r].recv = reinterpret_cast<uint8_t*>(data[r].data());
-      op[r].bytes = 24000;
+      using enum aggregation::Collective;
+      const bool reduces = collective == kAllReduce || collective == kReduce || collective == kReduceScatter;
+      op[r].collective = collective;
+      op[r].op = reduces ? aggregation::ReduceOp::kSum : aggregation::ReduceOp::kNone;
+      op[r].type = collective == kBarrier ? aggregation::DataType::kU8 : aggregation::DataType::kF32;
+      auto* base = reinterpret_cast<uint8_t*>(data[r].data());
+      op[r].send = base + (collective == kAllGather ? r * 12000 : 0);
+      op[r].recv = base + (collective == kReduceScatter ? r * 12000 : 0);
+      op[r].bytes = collective == kBarrier ? 0 : 24000;
       comms[r]->submit(&op[r], c.now());
     }
     EXPECT_TRUE(c.run([&] { return op[0].done && op[1].done; }));
@@ -101,6 +108,17 @@ class WireStream : public testing::Test {
     ADD_FAILURE() << "no such frame";
     return events;
   }
+  // Changes every segment's header, as sent by one of the hosts or by both.
+  static std::vector<Event> with_headers(const std::function<void(uint8_t*)>& what, bool both = true) {
+    std::vector<Event> events = record();
+    for (Event& e : events) {
+      if (!is(e, false, 0x00) && !is(e, false, 0x04)) continue;
+      if (!both && e.bytes[29] != 2) continue;
+      what(e.bytes.data() + kBth + 12);
+      seal(e.bytes);
+    }
+    return events;
+  }
   static std::vector<Event> without(const std::function<bool(const Event&)>& which) {
     std::vector<Event> events = record();
     std::erase_if(events, which);
@@ -109,6 +127,56 @@ class WireStream : public testing::Test {
 };
 
 TEST_F(WireStream, AnHonestOneIsFine) { EXPECT_EQ(judge(record()), ""); }
+
+TEST_F(WireStream, AnHonestOneOfAnyCollectiveIsFine) {
+  for (int c = 1; c <= 6; c++) {
+    collective = static_cast<aggregation::Collective>(c);
+    EXPECT_EQ(judge(record()), "") << c;
+  }
+}
+// Both members ask for the other root: what is sent goes to the wrong one.
+TEST_F(WireStream, AResultToARankThatIsNotTheRootIsSeen) {
+  collective = aggregation::Collective::kReduce;
+  const std::string said = judge(with_headers([](uint8_t* h) { h[15] ^= 1; }));
+  EXPECT_NE(said.find("has 960 bytes where 0 are this rank's"), std::string::npos) << said;
+  EXPECT_NE(said.find("has 0 bytes where 1024 are this rank's"), std::string::npos) << said;
+}
+TEST_F(WireStream, AShardThatEndsElsewhereIsSeen) {
+  collective = aggregation::Collective::kReduceScatter;
+  const std::string said = judge(with_headers([](uint8_t* h) { h[31] ^= 8; }));
+  EXPECT_NE(said.find("are this rank's"), std::string::npos) << said;
+}
+TEST_F(WireStream, AResultToAnotherAddressIsSeen) {
+  for (const auto c : {aggregation::Collective::kAllReduce, aggregation::Collective::kReduceScatter,
+                       aggregation::Collective::kAllGather, aggregation::Collective::kBroadcast}) {
+    collective = c;
+    const std::string said = judge(doctored(true, 0x0A, 2, [](Bytes& b) { b[kBth + 12 + 7] ^= 4; }));
+    EXPECT_NE(said.find("another address"), std::string::npos) << said;
+  }
+}
+TEST_F(WireStream, ABroadcastBeforeAReceiversHeaderIsSeen) {
+  collective = aggregation::Collective::kBroadcast;
+  const std::string said = judge(without([](const Event& e) {
+    return e.arrives && !e.from_switch && e.bytes.size() > 100 && e.bytes[29] == 2 && e.bytes[kBth] == 4;
+  }));
+  EXPECT_NE(said.find("the header of rank 1 has not come"), std::string::npos) << said;
+}
+TEST_F(WireStream, ABroadcastBeforeTheRootsPartIsSeen) {
+  collective = aggregation::Collective::kBroadcast;
+  const std::string said = judge(without([](const Event& e) {
+    return e.arrives && !e.from_switch && e.bytes.size() > 100 && e.bytes[29] == 1 && e.bytes[kBth] == 2;
+  }));
+  EXPECT_NE(said.find("the part of rank 0 has not come"), std::string::npos) << said;
+}
+TEST_F(WireStream, AResultOfMembersThatDisagreeIsSeen) {
+  const std::string said = judge(with_headers([](uint8_t* h) { h[7] ^= 1; }, false));
+  EXPECT_NE(said.find("disagrees with others"), std::string::npos) << said;
+}
+TEST_F(WireStream, AHeaderThatIsNotItsCollectivesIsSeen) {
+  collective = aggregation::Collective::kAllGather;
+  const std::string said = judge(with_headers([](uint8_t* h) { h[7] ^= 4; }, false));
+  EXPECT_NE(said.find("what its collective asks"), std::string::npos) << said;
+}
 
 TEST_F(WireStream, AWrongIcrcIsSeen) {
   EXPECT_NE(judge(doctored(
@@ -171,7 +239,7 @@ TEST(SumCheck, NamesWhoIsMissingOrTwice) {
   for (int type = 1; type <= 10; type++) {
     Reduction r{type, 1, 1001, 5, 7};
     const Bytes right = expected_result(r);
-    EXPECT_EQ(explain_difference(r, right, right), "");
+    EXPECT_EQ(explain_difference(r, 0, right, right), "");
     const uint32_t size = element_bytes(type);
     // Element 10 without rank 3 and with it twice: 2^3 less and more of 31.
     for (const int sum : {23, 39}) {
@@ -184,7 +252,7 @@ TEST(SumCheck, NamesWhoIsMissingOrTwice) {
       if (type == 8) put(static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(sum)) >> 16));
       if (type == 9) put(static_cast<float>(sum));
       if (type == 10) put(static_cast<double>(sum));
-      const std::string said = explain_difference(r, right, wrong);
+      const std::string said = explain_difference(r, 0, right, wrong);
       EXPECT_NE(said.find(sum < 31 ? "rank 3 is missing" : "rank 3 is counted twice"), std::string::npos)
           << said;
     }
@@ -194,25 +262,69 @@ TEST(SumCheck, NamesWhoIsMissingOrTwice) {
 // Of bytes, recomputed here in the plainest way: leaving any rank out changes the result, whatever the
 // operator.
 TEST(SumCheck, AMissingPartShowsInEveryOperator) {
-  for (int op = 1; op <= 4; op++) {
+  for (int op = 1; op <= 7; op++) {
     const Reduction r{1, op, 64, 4, 3};
     std::vector<Bytes> part(4, Bytes(64));
     for (uint32_t k = 0; k < 4; k++) fill_contribution(r, k, part[k].data());
     auto reduce = [&](uint32_t without) {
       Bytes out;
       for (size_t i = 0; i < 64; i++) {
-        unsigned v = op == 2 ? 1 : op == 3 ? 255 : 0;
+        unsigned v = op == 2 ? 1 : op == 3 || op == 5 ? 255 : 0;
         for (uint32_t k = 0; k < 4; k++) {
           const unsigned x = part[k][i];
-          if (k != without) v = op == 1 ? v + x : op == 2 ? v * x : op == 3 ? std::min(v, x) : std::max(v, x);
+          if (k == without) continue;
+          v = op == 1   ? v + x
+              : op == 2 ? v * x
+              : op == 3 ? std::min(v, x)
+              : op == 4 ? std::max(v, x)
+              : op == 5 ? v & x
+              : op == 6 ? v | x
+                        : v ^ x;
         }
         out.push_back(static_cast<uint8_t>(v));
       }
       return out;
     };
-    EXPECT_EQ(explain_difference(r, expected_result(r), reduce(4)), "") << op;
+    EXPECT_EQ(explain_difference(r, 0, expected_result(r), reduce(4)), "") << op;
     for (uint32_t k = 0; k < 4; k++)
-      EXPECT_NE(explain_difference(r, expected_result(r), reduce(k)), "") << op;
+      EXPECT_NE(explain_difference(r, 0, expected_result(r), reduce(k)), "") << op;
+  }
+}
+
+// What each rank must hold, by the plainest rule, and what is said of another place's or rank's data.
+TEST(SumCheck, KnowsWhatEachRankReceives) {
+  for (int collective = 1; collective <= 6; collective++) {
+    const Reduction r{3, 1, 40, 4, 3, collective, collective == 2 || collective == 3 ? 2u : 0u};
+    std::vector<Bytes> part(4);
+    for (uint32_t k = 0; k < 4; k++) {
+      part[k].resize(contribution_bytes(r, k));
+      fill_contribution(r, k, part[k].data());
+    }
+    Bytes all;  // the vector
+    if (collective == 3) all = part[2];
+    if (collective == 5)
+      for (const Bytes& p : part) all.insert(all.end(), p.begin(), p.end());
+    if (collective == 1 || collective == 2 || collective == 4) {
+      for (size_t i = 0; i < 40; i++) {
+        int32_t sum = 0, v;
+        for (const Bytes& p : part) std::memcpy(&v, p.data() + 4 * i, 4), sum += v;
+        all.insert(all.end(), reinterpret_cast<uint8_t*>(&sum), reinterpret_cast<uint8_t*>(&sum) + 4);
+      }
+    }
+    for (uint32_t k = 0; k < 4; k++) {
+      const bool shard = collective == 4, none = collective == 6 || (collective == 2 && k != 2);
+      Bytes mine(all.begin() + (shard ? k * 40 : 0), none    ? all.begin()
+                                                     : shard ? all.begin() + (k + 1) * 40
+                                                             : all.end());
+      EXPECT_EQ(mine.size(), result_bytes(r, k));
+      EXPECT_EQ(explain_difference(r, k, expected_result(r), mine), "") << collective;
+      if (none) continue;
+      // One element further on.
+      std::memmove(mine.data(), mine.data() + 4, mine.size() - 4);
+      const std::string said = explain_difference(r, k, expected_result(r), mine);
+      const std::string place = std::to_string((shard ? 10 * k : 0) + 1);
+      EXPECT_NE(said.find("what belongs at " + place + " of the vector"), std::string::npos) << said;
+    }
   }
 }
 
@@ -228,14 +340,14 @@ class Memory : public testing::Test {
   size_t buffer;
 };
 TEST_F(Memory, AnHonestOneIsFine) {
-  check.offered(buffer, false);
+  check.offered(buffer, {});
   check.base(buffer)[5] = 1;
   check.returned(buffer, 0);
   check.sweep(0);
   EXPECT_EQ(violations.count(), 0u);
 }
 TEST_F(Memory, AWriteBehindTheEndIsSeen) {
-  check.offered(buffer, false);
+  check.offered(buffer, {});
   check.base(buffer)[200] = 1;
   check.returned(buffer, 0);
   EXPECT_EQ(violations.count(), 1u);
@@ -246,13 +358,23 @@ TEST_F(Memory, AWriteInFrontIsSeen) {
   EXPECT_EQ(violations.count(), 1u);
 }
 TEST_F(Memory, AWriteToWhatMayBeReadOnlyIsSeen) {
-  check.offered(buffer, true);
+  check.offered(buffer, {{0, 200}});
   check.base(buffer)[17]++;
   check.returned(buffer, 0);
   EXPECT_EQ(violations.count(), 1u);
 }
+TEST_F(Memory, AWriteToAnothersShardInPlaceIsSeen) {
+  for (const size_t at : {49, 50, 99, 100}) {
+    const uint64_t before = violations.count();
+    buffer = check.add(check.base(0), 200, "again");
+    check.offered(buffer, {{0, 50}, {100, 200}});
+    check.base(buffer)[at]++;
+    check.returned(buffer, 0);
+    EXPECT_EQ(violations.count() - before, at < 50 || at >= 100) << at;
+  }
+}
 TEST_F(Memory, AWriteAfterItWasGivenBackIsSeen) {
-  check.offered(buffer, false);
+  check.offered(buffer, {});
   check.returned(buffer, 0);
   check.base(buffer)[100] = 3;
   check.sweep(0);

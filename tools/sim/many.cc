@@ -201,6 +201,8 @@ std::string report(const ManyResult& result, double wall) {
        median(s.kinds));
   line("operations: %llu exact, %llu ended in an error; groups that formed again: %llu", n(s.operations_ok),
        n(s.operations_failed), n(s.formed_again));
+  for (size_t c = 1; c < s.exact.size(); c++)
+    line("  %-22s %10llu", check::collective_name(static_cast<int>(c)).data(), n(s.exact[c]));
   line("faults (injected, in seeds):");
   for (size_t k = 0; k < kFaultKinds; k++)
     line("  %-22s %10llu %7llu", kFaultNames[k].data(), n(s.injected[k]), n(s.seeds_with[k]));

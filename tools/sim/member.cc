@@ -9,7 +9,7 @@ using host::Communicator;
 const std::vector<uint8_t>& GroupRun::expected_of(size_t operation) {
   expected.resize(plan->operations.size());
   const OperationPlan& o = plan->operations[operation];
-  if (expected[operation].empty() && o.bytes() != 0)
+  if (expected[operation].empty() && check::vector_bytes(o.reduction) != 0)
     expected[operation] = check::expected_result(o.reduction);
   return expected[operation];
 }
@@ -68,67 +68,126 @@ void Member::plan_next() {
   fabric_.network().at(next_at_, [this, &host] { fabric_.network().touch(host); });
 }
 
+size_t Member::add_buffer(const check::Reduction& r, uint64_t bytes, const char* what) {
+  const uint64_t guard = check::MemoryCheck::kGuard;
+  const uint64_t skew = check::element_bytes(r.type) * random_.below(8);
+  return judges_.memory.add(arena_.take(bytes + 2 * guard, skew) + guard, bytes,
+                            "group " + std::to_string(plan_.number) + " rank " + std::to_string(rank_) +
+                                " instance " + std::to_string(instance_) + " operation " +
+                                std::to_string(next_) + " (" +
+                                std::string(check::collective_name(r.collective)) + ") " + what + " buffer");
+}
+
+// Buffers of just the size that the rank needs, none where it needs none, and what in them may not change.
+void Member::add_buffers(Running& r, bool in_place) {
+  const check::Reduction& x = r.reduction;
+  host::Operation& op = *r.operation;
+  const uint64_t give = check::contribution_bytes(x, rank_), get = check::result_bytes(x, rank_);
+  check::MemoryCheck& memory = judges_.memory;
+  if (in_place && give != 0 && get != 0) {
+    const size_t buffer = add_buffer(x, std::max(give, get), "only");
+    uint8_t* base = memory.base(buffer);
+    op.send = base + (x.collective == check::kAllGather ? rank_ * give : 0);
+    op.recv = base + (x.collective == check::kReduceScatter ? rank_ * get : 0);
+    check::fill_contribution(x, rank_, const_cast<uint8_t*>(op.send));
+    const uint64_t at = rank_ * std::min(give, get);
+    if (x.collective == check::kBroadcast)
+      memory.offered(buffer, {{0, give}});
+    else if (x.collective == check::kAllGather)
+      memory.offered(buffer, {{at, at + give}});
+    else if (x.collective == check::kReduceScatter)
+      memory.offered(buffer, {{0, at}, {at + get, give}});
+    else
+      memory.offered(buffer, {});
+    r.buffers = {buffer};
+    return;
+  }
+  if (give != 0) {
+    r.buffers.push_back(add_buffer(x, give, "send"));
+    uint8_t* base = memory.base(r.buffers.back());
+    check::fill_contribution(x, rank_, base);
+    memory.offered(r.buffers.back(), {{0, give}});
+    op.send = base;
+  }
+  if (get != 0) {
+    r.buffers.push_back(add_buffer(x, get, "receive"));
+    memory.offered(r.buffers.back(), {});
+    op.recv = memory.base(r.buffers.back());
+  }
+}
+
+// Something that members must agree on becomes another; what is asked for stays valid in itself.
+void Member::make_disagree(check::Reduction& r, bool& deterministic) {
+  const uint64_t kind = random_.below(4);
+  if (kind == 0 && r.has_root()) {
+    r.root = (r.root + 1 + static_cast<uint32_t>(random_.below(r.world - 1))) % r.world;
+  } else if (kind == 1 && r.reduces()) {
+    deterministic = !deterministic;
+  } else if (kind == 2 || r.count < 2 * r.world) {
+    // Any other; a vector that does not fall into shards is not asked to.
+    const int before = r.collective;
+    do r.collective = static_cast<int>(random_.between(check::kAllReduce, check::kBarrier));
+    while (r.collective == before || (r.has_shards() && r.count % r.world != 0));
+    if (!r.has_root()) r.root = 0;
+    if (!r.reduces()) deterministic = false;
+    if (r.collective == check::kBarrier) r.count = 0;
+  } else {
+    r.count -= r.world;
+  }
+}
+
 void Member::submit() {
   const OperationPlan& o = plan_.operations[next_];
-  const uint32_t size = check::element_bytes(o.reduction.type);
-  const uint64_t bytes = o.bytes();
-  auto buffer = [&](const char* what) {
-    const uint64_t guard = check::MemoryCheck::kGuard;
-    uint8_t* at = arena_.take(bytes + 2 * guard, size * random_.below(8)) + guard;
-    return judges_.memory.add(at, bytes,
-                              "group " + std::to_string(plan_.number) + " rank " + std::to_string(rank_) +
-                                  " instance " + std::to_string(instance_) + " operation " +
-                                  std::to_string(next_) + " " + what + " buffer");
-  };
   Running r;
   r.number = next_;
-  r.send = buffer("send");
-  r.recv = o.in_place ? r.send : buffer("receive");
-  auto op = std::make_unique<host::Operation>();
-  op->collective = o.barrier ? aggregation::Collective::kBarrier : aggregation::Collective::kAllReduce;
-  op->type = o.barrier ? aggregation::DataType::kU8 : static_cast<aggregation::DataType>(o.reduction.type);
-  op->op = o.barrier ? aggregation::ReduceOp::kNone : static_cast<aggregation::ReduceOp>(o.reduction.op);
-  op->send = judges_.memory.base(r.send);
-  op->recv = judges_.memory.base(r.recv);
-  op->bytes = bytes;
-  if (!o.barrier) check::fill_contribution(o.reduction, rank_, judges_.memory.base(r.send));
-  if (disagree_) {
-    disagree_ = false;
-    op->bytes = bytes >= 2 * size ? bytes - size : 0;
-    if (bytes == 0) {
-      op->collective = o.barrier ? aggregation::Collective::kAllReduce : aggregation::Collective::kBarrier;
-      op->type = aggregation::DataType::kU8;
-      op->op = o.barrier ? aggregation::ReduceOp::kSum : aggregation::ReduceOp::kNone;
-    }
-  }
-  judges_.memory.offered(r.send, !o.in_place);
-  if (!o.in_place) judges_.memory.offered(r.recv, false);
+  r.reduction = o.reduction;
+  bool deterministic = o.deterministic;
+  if (disagree_) make_disagree(r.reduction, deterministic);
+  disagree_ = false;
+  const check::Reduction& x = r.reduction;
+  r.operation = std::make_unique<host::Operation>();
+  host::Operation& op = *r.operation;
+  op.collective = static_cast<aggregation::Collective>(x.collective);
+  op.type = x.collective == check::kBarrier ? aggregation::DataType::kU8
+                                            : static_cast<aggregation::DataType>(x.type);
+  op.op = x.reduces() ? static_cast<aggregation::ReduceOp>(x.op) : aggregation::ReduceOp::kNone;
+  op.root = static_cast<uint16_t>(x.root);
+  op.deterministic = deterministic;
+  op.bytes = check::vector_bytes(x);
+  add_buffers(r, o.in_place);
   judges_.outcome.submitted(plan_.number, rank_, instance_, next_);
-  communicator_->submit(op.get(), clock());
+  communicator_->submit(&op, clock());
   fabric_.network().touch(fabric_.host(host_));
-  r.operation = std::move(op);
   running_.push_back(std::move(r));
   next_++;
   plan_next();
 }
 
+void Member::give_back(const Running& r) {
+  for (const size_t buffer : r.buffers) judges_.memory.returned(buffer, now_ns());
+}
+
 void Member::finish(Running& r) {
   const host::Operation& op = *r.operation;
+  const check::Reduction& agreed = plan_.operations[r.number].reduction;
   judges_.trace.number(static_cast<uint64_t>(now_ns()));
   judges_.trace.number(plan_.number << 16 | rank_);
   judges_.trace.number(uint64_t{r.number} << 8 | static_cast<uint64_t>(op.status));
   judges_.trace.bytes({reinterpret_cast<const uint8_t*>(op.text.data()), op.text.size()});
-  if (op.status == MR_OK && op.bytes != 0) {
-    const std::string wrong = check::explain_difference(plan_.operations[r.number].reduction,
-                                                        group_.expected_of(r.number), {op.recv, op.bytes});
+  if (op.status == MR_OK) {
+    judges_.exact[static_cast<size_t>(agreed.collective)]++;
+    const std::string wrong =
+        r.reduction != agreed || op.deterministic != plan_.operations[r.number].deterministic
+            ? "it succeeded, though this rank disagreed with the others"
+            : check::explain_difference(agreed, rank_, group_.expected_of(r.number),
+                                        {op.recv, check::result_bytes(agreed, rank_)});
     if (!wrong.empty())
       judges_.violations.add("sum", now_ns(),
                              "group " + std::to_string(plan_.number) + " rank " + std::to_string(rank_) +
                                  " operation " + std::to_string(r.number) + ": " + wrong);
   }
   judges_.outcome.ended(now_ns(), plan_.number, rank_, instance_, r.number, op.status, op.text);
-  judges_.memory.returned(r.send, now_ns());
-  if (r.recv != r.send) judges_.memory.returned(r.recv, now_ns());
+  give_back(r);
 }
 
 void Member::step(Time) {
@@ -171,8 +230,7 @@ void Member::crashed() {
   joining_ = false;
   if (communicator_ == nullptr) return;
   for (Running& r : running_) {
-    judges_.memory.returned(r.send, now_ns());
-    if (r.recv != r.send) judges_.memory.returned(r.recv, now_ns());
+    give_back(r);
     abandoned_.push_back(std::move(r.operation));
   }
   running_.clear();

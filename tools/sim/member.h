@@ -3,6 +3,7 @@
 // the plan and its own generator.
 #pragma once
 
+#include <array>
 #include <memory>
 
 #include "tools/sim/arena.h"
@@ -19,6 +20,7 @@ struct Judges {
   check::MemoryCheck memory{violations};
   check::OutcomeCheck outcome{violations};
   check::Hash trace;
+  std::array<uint64_t, check::kBarrier + 1> exact{};  // operations, by collective
 };
 
 class Member;
@@ -66,12 +68,17 @@ class Member {
   struct Running {
     std::unique_ptr<host::Operation> operation;
     uint32_t number;
-    size_t send, recv;  // buffers; the same when in place
+    check::Reduction reduction;  // as submitted: perhaps not what the others do
+    std::vector<size_t> buffers;
   };
   Time clock() const { return fabric_.network().clock_of(fabric_.host(host_)); }
   int64_t now_ns() const { return fabric_.now().count(); }
   void join();
   void submit();
+  size_t add_buffer(const check::Reduction& r, uint64_t bytes, const char* what);
+  void add_buffers(Running& r, bool in_place);
+  void make_disagree(check::Reduction& r, bool& deterministic);
+  void give_back(const Running& r);
   void finish(Running& r);
   void end(int status, const std::string& text);
   void plan_next();

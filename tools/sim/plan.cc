@@ -137,25 +137,40 @@ class Drawer {
     const uint64_t chunks = frames * per_segment / ((2 * per_segment + 2) * g.world * large * hops) + 1;
     for (uint64_t i = 0; i < n; i++) {
       OperationPlan o;
-      o.reduction.type = static_cast<int>(between(1, 10));
-      o.reduction.op = static_cast<int>(below(2) ? 1 : between(2, 4));
-      o.reduction.world = g.world;
-      o.reduction.seed = random_.next();
+      check::Reduction& r = o.reduction;
+      r.type = static_cast<int>(between(1, 10));
+      r.op = static_cast<int>(below(2) ? 1 : between(2, r.type <= 6 ? 7 : 4));  // bits only of integers
+      r.world = g.world;
+      r.seed = random_.next();
+      r.collective = collective(is_large[i]);
+      if (r.has_root()) r.root = static_cast<uint32_t>(below(g.world));
+      o.deterministic = r.reduces() && below(4) == 0;
       o.in_place = below(2);
-      const uint32_t size = check::element_bytes(o.reduction.type);
+      const uint32_t size = check::element_bytes(r.type);
       const uint64_t segment = e.segment_bytes / size;
       if (is_large[i]) {
-        o.reduction.count = chunks * e.mtu / size + below(segment);
+        r.count = chunks * scale(r) * e.mtu / size + below(segment);
       } else {
         const uint64_t kinds[] = {0,           1,           1 + 2 * below(20),     segment,
                                   segment - 1, segment + 1, 2 * segment + below(9)};
-        o.reduction.count = kinds[below(7)];
-        o.barrier = below(5) == 0;
+        r.count = kinds[below(7)];
+        // Of the whole vector, or of each shard.
+        if (r.has_shards() && below(2)) r.count *= g.world;
       }
-      // A header-only segment at the end of a vector would be empty; none is.
+      if (r.has_shards()) r.count -= r.count % g.world;
+      if (r.collective == check::kBarrier) r.count = 0;
       g.operations.push_back(o);
     }
   }
+
+  int collective(bool large) {
+    static constexpr int kOften[] = {
+        check::kAllReduce, check::kAllReduce,     check::kAllReduce,     check::kAllReduce, check::kReduce,
+        check::kBroadcast, check::kReduceScatter, check::kReduceScatter, check::kAllGather, check::kBarrier};
+    return kOften[below(large ? 9 : 10)];
+  }
+  // What of an all-reduce's frames others spare, they get in bytes: one direction is all but empty.
+  static uint64_t scale(const check::Reduction& r) { return r.collective == check::kAllReduce ? 1 : 2; }
 
   void add(FaultKind kind, Time at, Time duration, uint32_t target, uint32_t rank = 0) {
     plan_.faults.push_back({kind, at, duration, target, rank});
@@ -274,8 +289,8 @@ class Drawer {
       uint64_t frames = 0;
       for (const GroupPlan& g : plan_.groups)
         if (!g.refused)
-          frames +=
-              uint64_t{2} * f.engine.window * ((f.engine.segment_bytes + 64) / f.engine.mtu) * g.stripes;
+          frames += (uint64_t{2} + (g.deterministic() ? g.world : 0)) * f.engine.window *
+                    ((f.engine.segment_bytes + 64) / f.engine.mtu) * g.stripes;
       f.switch_frames = static_cast<uint32_t>(frames + between(8, 40));
       has(FaultKind::kFewFrames);
     }

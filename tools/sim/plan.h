@@ -2,6 +2,7 @@
 // and what goes wrong when.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <string_view>
@@ -70,8 +71,7 @@ struct Fault {
 
 struct OperationPlan {
   check::Reduction reduction;
-  bool barrier = false, in_place = false;
-  uint64_t bytes() const { return barrier ? 0 : reduction.count * check::element_bytes(reduction.type); }
+  bool deterministic = false, in_place = false;
 };
 
 struct GroupPlan {
@@ -85,6 +85,11 @@ struct GroupPlan {
   bool refused = false;  // its join must be refused; it has one rank that joins, of `world`
   uint16_t world = 1;
   std::vector<OperationPlan> operations;
+  // The switch then keeps all ranks' contributions.
+  bool deterministic() const {
+    return std::any_of(operations.begin(), operations.end(),
+                       [](const OperationPlan& o) { return o.deterministic; });
+  }
   uint32_t in_flight = 1;
   Time gap_max{};            // of a rank between two operations
   uint32_t generations = 1;  // how often it forms again in the safety phase

@@ -31,26 +31,39 @@ uint16_t host_number(const YamlMap& map, const std::string& text, uint16_t hosts
   return static_cast<uint16_t>(v);
 }
 
-ScenarioStep read_step(YamlMap map) {
+ScenarioStep read_step(YamlMap map, uint64_t world) {
   ScenarioStep s;
-  std::string collective = "all-reduce", type = "f32", op = "sum", in_place = "no";
-  map.choice("collective", {"all-reduce", "barrier"}, collective);
+  std::string collective = "all-reduce", type = "f32", op = "sum", in_place = "no", deterministic = "no";
+  map.choice("collective", {"all-reduce", "reduce", "broadcast", "reduce-scatter", "all-gather", "barrier"},
+             collective);
   map.choice("type", {"u8", "i8", "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64"}, type);
-  map.choice("op", {"sum", "prod", "min", "max"}, op);
+  map.choice("op", {"sum", "prod", "min", "max", "band", "bor", "bxor"}, op);
   map.choice("in_place", {"yes", "no"}, in_place);
+  map.choice("deterministic", {"yes", "no"}, deterministic);
+  map.number("root", 0, world - 1, s.root);
   map.size("size", 0, uint64_t{1} << 34, s.bytes);
   map.number("repeat", 1, 100000, s.repeat);
   map.duration("compute_us", microseconds(1), 0, 3600000000, s.gap);
   map.finish();
-  s.barrier = collective == "barrier";
+  while (check::collective_name(s.collective) != collective) s.collective++;
+  s.deterministic = deterministic == "yes";
   s.in_place = in_place == "yes";
   s.type = static_cast<int>(*aggregation::parse_data_type(type));
   s.op = static_cast<int>(*aggregation::parse_reduce_op(op));
   const uint32_t size = check::element_bytes(s.type);
-  if (s.barrier) s.bytes = 0;
+  if (s.collective == check::kBarrier) s.bytes = 0;
+  const check::Reduction r{s.type, s.op, 0, 1, 1, s.collective};
+  if (s.root != 0 && !r.has_root()) map.fail("root", "is of a reduce or a broadcast only");
+  if (s.deterministic && !r.reduces()) map.fail("deterministic", "is of what reduces only");
+  if (r.reduces() && !aggregation::supported(static_cast<aggregation::DataType>(s.type),
+                                             static_cast<aggregation::ReduceOp>(s.op)))
+    map.fail("op", op + " does not go with " + type);
   if (s.bytes % size != 0)
     map.fail("size", std::to_string(s.bytes) + " bytes are no whole number of " + type + ", which have " +
                          std::to_string(size));
+  if (r.has_shards() && s.bytes % (size * world) != 0)
+    map.fail("size", std::to_string(s.bytes) + " bytes of " + type + " do not fall into " +
+                         std::to_string(world) + " equal shards");
   return s;
 }
 
@@ -75,7 +88,7 @@ ScenarioGroup read_group(YamlMap map, const Scenario& scenario) {
   std::string ip = "4";
   map.choice("ip", {"4", "6"}, ip);
   g.v6 = ip == "6";
-  map.list("trace", [&](YamlMap step) { g.steps.push_back(read_step(std::move(step))); });
+  map.list("trace", [&](YamlMap step) { g.steps.push_back(read_step(std::move(step), g.hosts.size())); });
   if (g.steps.empty()) map.fail("trace", "must list what the group does");
   map.finish();
   return g;

@@ -10,9 +10,11 @@
 namespace millrace::sim {
 
 struct ScenarioStep {
-  bool barrier = false, in_place = false;
+  int collective = check::kAllReduce;
+  bool deterministic = false, in_place = false;
   int type = 9, op = 1;
-  uint64_t bytes = 0;
+  uint16_t root = 0;
+  uint64_t bytes = 0;  // of the whole vector: what a reduce-scatter gives, what an all-gather gets
   uint32_t repeat = 1;
   Time gap{};  // computing before each
 };

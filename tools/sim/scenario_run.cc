@@ -57,8 +57,13 @@ class Rank {
     n.at(next_at_, [&n, &h] { n.touch(h); });
   }
   check::Reduction reduction(const ScenarioStep& s) const {
-    return {s.type, s.op, s.bytes / check::element_bytes(s.type), static_cast<uint32_t>(group_.hosts.size()),
-            1};
+    return {s.type,
+            s.op,
+            s.bytes / check::element_bytes(s.type),
+            static_cast<uint32_t>(group_.hosts.size()),
+            1,
+            s.collective,
+            s.root};
   }
   void submit();
 
@@ -79,15 +84,23 @@ class Rank {
 void Rank::submit() {
   const ScenarioStep& s = group_.steps[step_];
   Running r{std::make_unique<host::Operation>(), {}, {}, first_step_ + step_, fabric_.now()};
-  r.send.resize(s.bytes + 1);
-  if (!s.barrier) check::fill_contribution(reduction(s), rank_, r.send.data());
-  if (!s.in_place) r.recv.resize(s.bytes + 1);
+  const check::Reduction x = reduction(s);
+  const uint64_t give = check::contribution_bytes(x, rank_), get = check::result_bytes(x, rank_);
+  const bool shared = s.in_place && give != 0 && get != 0;
+  r.send.resize(shared ? std::max(give, get) : give);
+  if (!shared) r.recv.resize(get);
+  uint8_t* from = r.send.data() + (shared && s.collective == check::kAllGather ? rank_ * give : 0);
+  check::fill_contribution(x, rank_, from);
   host::Operation& o = *r.operation;
-  o.collective = s.barrier ? aggregation::Collective::kBarrier : aggregation::Collective::kAllReduce;
-  o.type = s.barrier ? aggregation::DataType::kU8 : static_cast<aggregation::DataType>(s.type);
-  o.op = s.barrier ? aggregation::ReduceOp::kNone : static_cast<aggregation::ReduceOp>(s.op);
-  o.send = r.send.data();
-  o.recv = s.in_place ? r.send.data() : r.recv.data();
+  o.collective = static_cast<aggregation::Collective>(s.collective);
+  o.type = s.collective == check::kBarrier ? aggregation::DataType::kU8
+                                           : static_cast<aggregation::DataType>(s.type);
+  o.op = x.reduces() ? static_cast<aggregation::ReduceOp>(s.op) : aggregation::ReduceOp::kNone;
+  o.root = s.root;
+  o.deterministic = s.deterministic;
+  o.send = from;
+  o.recv =
+      !shared ? r.recv.data() : r.send.data() + (s.collective == check::kReduceScatter ? rank_ * get : 0);
   o.bytes = s.bytes;
   communicator_->submit(&o, fabric_.now());
   fabric_.network().touch(host());
@@ -107,14 +120,12 @@ void Rank::step() {
     if (r.operation->status == MR_OK) {
       steps_[r.step].us.push_back(
           std::chrono::duration<double, std::micro>(fabric_.now() - r.called).count());
-      if (!s.barrier) {
-        static thread_local std::pair<std::pair<int, int>, std::pair<uint64_t, size_t>> known;
-        static thread_local std::vector<uint8_t> expected;
-        const std::pair<std::pair<int, int>, std::pair<uint64_t, size_t>> key{{s.type, s.op},
-                                                                              {s.bytes, group_.hosts.size()}};
-        if (known != key) expected = check::expected_result(reduction(s)), known = key;
-        report_.wrong += !std::equal(expected.begin(), expected.end(), r.operation->recv);
-      }
+      static thread_local check::Reduction known;
+      static thread_local std::vector<uint8_t> expected;
+      const check::Reduction x = reduction(s);
+      if (known != x) expected = check::expected_result(x), known = x;
+      const uint64_t get = check::result_bytes(x, rank_);
+      report_.wrong += !check::explain_difference(x, rank_, expected, {r.operation->recv, get}).empty();
     }
     running_.erase(running_.begin() + static_cast<ptrdiff_t>(i));
   }
@@ -124,9 +135,11 @@ void Rank::step() {
 }
 
 std::string what(const ScenarioStep& s) {
-  if (s.barrier) return "barrier";
-  return "all-reduce " + std::string(name(static_cast<aggregation::ReduceOp>(s.op))) + " " +
-         std::string(name(static_cast<aggregation::DataType>(s.type)));
+  std::string text(check::collective_name(s.collective));
+  if (s.collective == check::kBarrier) return text;
+  const bool reduces = check::Reduction{s.type, s.op, 0, 1, 1, s.collective}.reduces();
+  if (reduces) text += " " + std::string(name(static_cast<aggregation::ReduceOp>(s.op)));
+  return text + " " + std::string(name(static_cast<aggregation::DataType>(s.type)));
 }
 
 void report_links(Fabric& fabric, Time from, const std::vector<LinkStats>& before, ScenarioReport& r) {

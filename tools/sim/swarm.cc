@@ -182,7 +182,12 @@ void Swarm::occupancy(uint16_t s, uint32_t held) {
   uint64_t most = fabric_.routed() ? 64 : 0;
   if (held <= most) return;
   const auto& engine = fabric_.at(s).pipeline().engine();
-  for (const auto& g : engine.groups(fabric_.network().clock_of(fabric_.at(s)))) most += frames(g.stripes);
+  for (const auto& g : engine.groups(fabric_.network().clock_of(fabric_.at(s)))) {
+    most += frames(g.stripes);
+    for (const GroupPlan& p : plan_.groups)
+      if (p.deterministic() && g.key.starts_with("0" + std::to_string(p.number + 1)))
+        most += uint64_t{e.window} * chunks * g.stripes * g.world;
+  }
   books_.held(now_ns(), "switch " + std::to_string(s), held, most);
   books_.reserved(now_ns(), "switch " + std::to_string(s), engine.memory_reserved(), e.memory_limit);
 }
@@ -398,6 +403,7 @@ RunResult Swarm::result() {
   s.operations_ok = judges_.outcome.operations_ok();
   s.operations_failed = judges_.outcome.operations_failed();
   s.injected = injected_;
+  s.exact = judges_.exact;
   auto wire = [&](FaultKind k) -> uint64_t& { return s.injected[static_cast<size_t>(k)]; };
   for (uint32_t l = 0; l < n.links(); l++) {
     const LinkStats& x = n.stats(l);
@@ -437,6 +443,7 @@ void SwarmStats::add(const SwarmStats& o) {
   runs += o.runs, operations_ok += o.operations_ok, operations_failed += o.operations_failed;
   formed_again += o.formed_again;
   for (size_t k = 0; k < kFaultKinds; k++) seeds_with[k] += o.seeds_with[k], injected[k] += o.injected[k];
+  for (size_t c = 0; c < exact.size(); c++) exact[c] += o.exact[c];
   sim::add(engine, o.engine);
   sim::add(cm, o.cm);
   for (int i = 0; i < 2; i++) {

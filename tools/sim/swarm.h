@@ -15,7 +15,8 @@ struct SwarmCounts {
   std::array<uint64_t, kFaultKinds> seeds_with{};  // runs that had this kind
   std::array<uint64_t, kFaultKinds> injected{};    // frames, or events
   aggregation::Counters engine;
-  roce::CmCounters cm;  // of switches
+  roce::CmCounters cm;                                // of switches
+  std::array<uint64_t, check::kBarrier + 1> exact{};  // operations, by collective
   check::WireCounts wire;
   uint64_t rx_drops = 0, ring_drops = 0, frames_peak = 0;
   Time virtual_time{};

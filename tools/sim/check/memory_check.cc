@@ -21,15 +21,21 @@ uint64_t first_other(const uint8_t* at, uint64_t bytes, uint8_t value) {
 size_t MemoryCheck::add(uint8_t* base, uint64_t bytes, std::string what) {
   std::memset(base - kGuard, kGuardByte, kGuard);
   std::memset(base + bytes, kGuardByte, kGuard);
-  buffers_.push_back({base, bytes, std::move(what)});
+  buffers_.push_back({base, bytes, std::move(what), {}});
   return buffers_.size() - 1;
 }
 
-void MemoryCheck::offered(size_t buffer, bool constant) {
+uint64_t MemoryCheck::snapshot(const Buffer& b) {
+  Hash h;
+  for (const Range& r : b.constant) h.bytes({b.base + r.begin, r.end - r.begin});
+  return h.value();
+}
+
+void MemoryCheck::offered(size_t buffer, std::vector<Range> constant) {
   Buffer& b = buffers_[buffer];
-  b.constant = constant;
+  b.constant = std::move(constant);
   b.painted = false;
-  if (constant) b.snapshot = hash_of({b.base, b.bytes});
+  b.snapshot = snapshot(b);
 }
 
 void MemoryCheck::judge(Buffer& b, int64_t at_ns) {
@@ -43,7 +49,7 @@ void MemoryCheck::judge(Buffer& b, int64_t at_ns) {
   if (b.painted) {
     if (const uint64_t i = first_other(b.base, b.bytes, kPaint); i != b.bytes)
       accuse("written at byte " + std::to_string(i) + " after its operation was over");
-  } else if (b.constant && hash_of({b.base, b.bytes}) != b.snapshot) {
+  } else if (!b.constant.empty() && snapshot(b) != b.snapshot) {
     accuse("written, though it was given for reading");
   }
 }
@@ -52,7 +58,7 @@ void MemoryCheck::returned(size_t buffer, int64_t at_ns) {
   Buffer& b = buffers_[buffer];
   judge(b, at_ns);
   std::memset(b.base, kPaint, b.bytes);
-  b.constant = false;
+  b.constant.clear();
   b.painted = true;
 }
 

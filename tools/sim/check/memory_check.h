@@ -21,8 +21,11 @@ class MemoryCheck {
   // names it. Returns its number.
   size_t add(uint8_t* base, uint64_t bytes, std::string what);
   uint8_t* base(size_t buffer) const { return buffers_[buffer].base; }
-  // The buffer is offered to an operation. `constant`: it may be read only.
-  void offered(size_t buffer, bool constant);
+  struct Range {
+    uint64_t begin, end;
+  };
+  // The buffer is offered to an operation. `constant`: what of it may be read only.
+  void offered(size_t buffer, std::vector<Range> constant);
   // The operation is over: guards and constants are judged, then the buffer is painted and must stay so.
   void returned(size_t buffer, int64_t at_ns);
   // Judges all guards and all that was given back.
@@ -33,9 +36,11 @@ class MemoryCheck {
     uint8_t* base;
     uint64_t bytes;
     std::string what;
-    uint64_t snapshot = 0;
-    bool constant = false, painted = false, accused = false;
+    std::vector<Range> constant;
+    uint64_t snapshot = 0;  // of what is constant
+    bool painted = false, accused = false;
   };
+  static uint64_t snapshot(const Buffer& b);
   void judge(Buffer& b, int64_t at_ns);
 
   Violations& violations_;

@@ -1,5 +1,6 @@
 #include "tools/sim/check/sum_check.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -9,7 +10,7 @@ namespace millrace::sim::check {
 namespace {
 
 enum { kU8 = 1, kI8, kI32, kU32, kI64, kU64, kF16, kBf16, kF32, kF64 };
-enum { kSum = 1, kProd, kMin, kMax };
+enum { kSum = 1, kProd, kMin, kMax, kBand, kBor, kBxor };
 
 // Whole numbers up to 2^bits are exact in the type.
 unsigned exact_bits(int type) {
@@ -48,6 +49,10 @@ struct Values {
   }
 
  private:
+  // The byte in each of eight.
+  static int64_t bits(int64_t byte) {
+    return static_cast<int64_t>(static_cast<uint64_t>(byte) * 0x0101010101010101ull);
+  }
   static int64_t shift(const Reduction& r) { return is_float(r.type) ? 7 : 0; }
   static int64_t own_value(const Reduction& r, uint32_t rank, int64_t byte) {
     if (r.op == kSum) {
@@ -56,6 +61,10 @@ struct Values {
     }
     // A factor above 1 and the extreme are one rank's alone: that it is missing shows.
     if (r.op == kProd) return is_float(r.type) ? int64_t{3} : int64_t{3} + 2 * (rank % 8);
+    // Bits that only this rank clears, or sets; others' bits in between.
+    if (r.op == kBand) return bits(byte & 0x7E);
+    if (r.op == kBor) return bits(byte | 0x81);
+    if (r.op == kBxor) return bits(byte | 1);
     return (r.op == kMin ? 1 + byte % 16 : 100 + byte % 16) - shift(r);
   }
   static int64_t random_value(const Reduction& r, uint32_t rank, int64_t byte) {
@@ -68,6 +77,9 @@ struct Values {
     // Odd factors above 1 show that one is missing even where the product wraps.
     if (r.op == kProd)
       return !is_float(r.type) ? int64_t{3} + 2 * (rank % 8) : byte & 1 ? int64_t{-1} : int64_t{1};
+    if (r.op == kBand) return bits(byte | 0x81);
+    if (r.op == kBor) return bits(byte & 0x7E);
+    if (r.op == kBxor) return bits(byte | 1);  // never 0
     return 20 + byte % 64 - shift(r);
   }
 };
@@ -138,6 +150,12 @@ int64_t combine(const Reduction& r, int64_t a, int64_t b) {
       return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
     case kProd:
       return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+    case kBand:
+      return a & b;
+    case kBor:
+      return a | b;
+    case kBxor:
+      return a ^ b;
     case kMin:
       return wrapped(r.type, a) < wrapped(r.type, b) ? a : b;
     default:
@@ -150,6 +168,24 @@ int64_t combine(const Reduction& r, int64_t a, int64_t b) {
 uint32_t element_bytes(int type) {
   static constexpr uint32_t bytes[] = {0, 1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
   return bytes[type];
+}
+
+std::string_view collective_name(int collective) {
+  static constexpr std::string_view names[] = {"nothing",        "all-reduce", "reduce", "broadcast",
+                                               "reduce-scatter", "all-gather", "barrier"};
+  return names[collective];
+}
+
+uint64_t vector_bytes(const Reduction& r) {
+  return r.collective == kBarrier ? 0 : r.count * element_bytes(r.type);
+}
+uint64_t contribution_bytes(const Reduction& r, uint32_t rank) {
+  if (r.collective == kBroadcast && rank != r.root) return 0;
+  return r.collective == kAllGather ? vector_bytes(r) / r.world : vector_bytes(r);
+}
+uint64_t result_bytes(const Reduction& r, uint32_t rank) {
+  if (r.collective == kReduce && rank != r.root) return 0;
+  return r.collective == kReduceScatter ? vector_bytes(r) / r.world : vector_bytes(r);
 }
 
 namespace {
@@ -174,6 +210,14 @@ void fill(const Reduction& r, uint32_t rank, uint8_t* out) {
 }  // namespace
 
 void fill_contribution(const Reduction& r, uint32_t rank, uint8_t* out) {
+  if (!r.reduces()) {
+    const uint64_t bytes = contribution_bytes(r, rank);
+    for (uint64_t i = 0; i < bytes; i += 8) {
+      const uint64_t word = word_of(r, rank, i / 8);
+      std::memcpy(out + i, &word, bytes - i < 8 ? bytes - i : 8);
+    }
+    return;
+  }
   switch (element_bytes(r.type)) {
     case 1:
       return fill<1>(r, rank, out);
@@ -188,6 +232,13 @@ void fill_contribution(const Reduction& r, uint32_t rank, uint8_t* out) {
 
 std::vector<uint8_t> expected_result(const Reduction& r) {
   const uint32_t size = element_bytes(r.type);
+  if (!r.reduces()) {
+    std::vector<uint8_t> out(vector_bytes(r));
+    for (uint32_t rank = 0; rank < r.world; rank++)
+      if (const uint64_t part = contribution_bytes(r, rank))
+        fill_contribution(r, rank, out.data() + (r.collective == kAllGather ? rank * part : 0));
+    return out;
+  }
   std::vector<int64_t> all(r.count);
   for (uint32_t rank = 0; rank < r.world; rank++) {
     const Values values(r, rank);
@@ -204,13 +255,50 @@ std::vector<uint8_t> expected_result(const Reduction& r) {
   return out;
 }
 
-std::string explain_difference(const Reduction& r, std::span<const uint8_t> expected,
+namespace {
+
+// Whose part, were it left out or counted twice, would explain element `i` of a sum?
+std::string explain_sum(const Reduction& r, uint64_t i, const uint8_t* got) {
+  std::string text;
+  auto part = [&](uint32_t k) { return Values(r, k).at(r, k, i, word_of(r, k, i / 8)); };
+  int64_t sum = 0;
+  for (uint32_t k = 0; k < r.world; k++) sum = combine(r, sum, part(k));
+  for (uint32_t k = 0; k < r.world; k++) {
+    const int64_t v = part(k);
+    for (const int times : {0, 2}) {
+      uint8_t guess[8];
+      put(r.type, guess, sum + (times - 1) * v);
+      if (std::memcmp(guess, got, element_bytes(r.type)) == 0)
+        text += times == 0 ? "; rank " + std::to_string(k) + " is missing in it"
+                           : "; rank " + std::to_string(k) + " is counted twice in it";
+    }
+  }
+  return text;
+}
+
+// From which place of the vector `got` is, if so much of it is that chance has no part in it.
+std::string explain_place(std::span<const uint8_t> whole, std::span<const uint8_t> got, uint32_t size) {
+  const uint64_t bytes = std::min<uint64_t>(got.size(), 16);
+  if (bytes < 8) return {};
+  for (uint64_t i = 0; i + bytes <= whole.size(); i += size)
+    if (std::memcmp(whole.data() + i, got.data(), bytes) == 0)
+      return "; it is what belongs at " + std::to_string(i / size) + " of the vector";
+  return {};
+}
+
+}  // namespace
+
+std::string explain_difference(const Reduction& r, uint32_t rank, std::span<const uint8_t> whole,
                                std::span<const uint8_t> got) {
-  if (expected.size() == got.size() && std::memcmp(expected.data(), got.data(), got.size()) == 0) return {};
-  if (expected.size() != got.size()) return "the result has another size";
+  if (got.size() != result_bytes(r, rank) || whole.size() != vector_bytes(r))
+    return "the result has another size";
+  const uint64_t begin = r.collective == kReduceScatter ? rank * got.size() : 0;
+  const std::span<const uint8_t> expected = whole.subspan(begin, got.size());
+  if (got.empty() || std::memcmp(expected.data(), got.data(), got.size()) == 0) return {};
   const uint32_t size = element_bytes(r.type);
+  const uint64_t count = got.size() / size;
   uint64_t wrong = 0, first = 0;
-  for (uint64_t i = 0; i < r.count; i++) {
+  for (uint64_t i = 0; i < count; i++) {
     if (std::memcmp(expected.data() + i * size, got.data() + i * size, size) == 0) continue;
     if (wrong++ == 0) first = i;
   }
@@ -219,26 +307,13 @@ std::string explain_difference(const Reduction& r, std::span<const uint8_t> expe
     std::memcpy(&v, bytes.data() + first * size, size);
     return std::to_string(v);
   };
-  std::string text = "type " + std::to_string(r.type) + ", operator " + std::to_string(r.op) + ": " +
-                     std::to_string(wrong) + " of " + std::to_string(r.count) +
-                     " elements are wrong, the first is number " + std::to_string(first) + " (bits " +
-                     shown(got) + " for " + shown(expected) + ")";
-  // Whose part, were it left out or counted twice, would explain it?
-  if (r.op != kSum) return text;
-  auto part = [&](uint32_t k) { return Values(r, k).at(r, k, first, word_of(r, k, first / 8)); };
-  int64_t sum = 0;
-  for (uint32_t k = 0; k < r.world; k++) sum = combine(r, sum, part(k));
-  for (uint32_t k = 0; k < r.world; k++) {
-    const int64_t v = part(k);
-    for (const int times : {0, 2}) {
-      uint8_t guess[8];
-      put(r.type, guess, sum + (times - 1) * v);
-      if (std::memcmp(guess, got.data() + first * size, size) == 0)
-        text += times == 0 ? "; rank " + std::to_string(k) + " is missing in it"
-                           : "; rank " + std::to_string(k) + " is counted twice in it";
-    }
-  }
-  return text;
+  std::string text = std::string(collective_name(r.collective)) + ", type " + std::to_string(r.type) +
+                     ", operator " + std::to_string(r.op) +
+                     (r.has_root() ? ", root " + std::to_string(r.root) : "") + ": " + std::to_string(wrong) +
+                     " of " + std::to_string(count) + " elements are wrong, the first is number " +
+                     std::to_string(first) + " (bits " + shown(got) + " for " + shown(expected) + ")";
+  if (r.reduces() && r.op == kSum) text += explain_sum(r, begin / size + first, got.data() + first * size);
+  return text + explain_place(whole, got.subspan(first * size), size);
 }
 
 }  // namespace millrace::sim::check

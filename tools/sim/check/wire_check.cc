@@ -1,5 +1,6 @@
 #include "tools/sim/check/wire_check.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -23,7 +24,60 @@ std::string text_of(const Address& a) {
   return t;
 }
 
+uint64_t be64(const uint8_t* p) { return uint64_t{be32(p)} << 32 | be32(p + 4); }
+
 }  // namespace
+
+WireCheck::Header WireCheck::Header::read(std::span<const uint8_t> m) {
+  const uint8_t* p = m.data();
+  Header h;
+  h.collective = p[3], h.op = p[4], h.type = p[5], h.wire_type = p[6], h.flags = p[7];
+  h.rank = be16(p + 12), h.root = be16(p + 14);
+  h.operation = be64(p + 16), h.total = be64(p + 24), h.offset = be64(p + 32);
+  h.length = be32(p + 40), h.payload = be32(p + 44);
+  h.address = be64(p + 48), h.rkey = be32(p + 56);
+  return h;
+}
+
+bool WireCheck::Header::agrees(const Header& o) const {
+  return collective == o.collective && op == o.op && type == o.type && wire_type == o.wire_type &&
+         ((flags ^ o.flags) & 3) == 0 && root == o.root && operation == o.operation && total == o.total &&
+         offset == o.offset && length == o.length;
+}
+
+// All-reduce 1, reduce 2, broadcast 3, reduce-scatter 4, all-gather 5, barrier 6.
+uint32_t WireCheck::Header::source(uint32_t world) const {
+  return collective == 5 ? static_cast<uint32_t>(offset / std::max<uint64_t>(1, total / world)) : root;
+}
+
+bool WireCheck::Header::contributes(uint32_t who, uint32_t world) const {
+  if (length == 0 || collective == 6) return false;
+  return (collective != 3 && collective != 5) || who == source(world);
+}
+
+std::pair<uint32_t, uint32_t> WireCheck::Header::receives(uint32_t who, uint32_t world,
+                                                          uint32_t bytes) const {
+  const std::pair<uint32_t, uint32_t> all{0, bytes}, nothing{0, 0};
+  if (length == 0) return nothing;
+  switch (collective) {
+    case 1:
+      return all;
+    case 2:
+      return who == root ? all : nothing;
+    case 3:
+    case 5:
+      return who == source(world) ? nothing : all;
+    case 4: {
+      const uint64_t shard = total / world, first = std::max(offset, who * shard);
+      const uint64_t behind = std::min(offset + length, (who + 1) * shard);
+      if (first >= behind) return nothing;
+      if (wire_type != type) return all;  // segments then lie within shards
+      return {static_cast<uint32_t>(first - offset), static_cast<uint32_t>(behind - offset)};
+    }
+    default:
+      return nothing;
+  }
+}
 
 std::string WireCheck::name(const Connection& c) {
   return "rank " + std::to_string(c.rank) + " stripe " + std::to_string(c.stripe) + " (" + text_of(c.host) +
@@ -175,6 +229,16 @@ void WireCheck::fresh(int64_t at_ns, const WirePacket& p, Stream& s) {
     if (!p.send() || !p.starts()) return;
     counts_.segments++;
     s.message_at.push_back(at);
+    if (p.payload.size() < 64) {
+      s.headers.push_back({});
+      accuse(at_ns, s, "a segment without a header");
+    } else {
+      s.headers.push_back(Header::read(p.payload));
+    }
+    const Header& h = s.headers.back();
+    if (c.started && (h.rank != c.rank || h.header_only() == h.contributes(c.rank, c.world) ||
+                      (h.header_only() && (h.payload != 0 || !p.only() || p.payload.size() > 64))))
+      accuse(at_ns, s, "a segment header that is not what its collective asks of the rank");
     if (!c.started)
       accuse(at_ns, s, "a segment was sent before START");
     else if (!eager_.contains(c.host) && s.message_at.size() > c.from_switch.results_arrived + c.window)
@@ -205,6 +269,7 @@ void WireCheck::message(int64_t at_ns, const WirePacket& p, Connection& c) {
     counts_.starts++;
     c.started = true;
     c.window = static_cast<uint16_t>(be16(m + 4));
+    c.mtu = 128u << m[6];
     c.group = be32(m + 8);
     c.world = static_cast<uint16_t>(be16(m + 16));
     g.members.push_back(&c);
@@ -220,24 +285,73 @@ void WireCheck::message(int64_t at_ns, const WirePacket& p, Connection& c) {
   }
 }
 
+// Whether a chunk of the member's next result may have been made: all headers have come, which agree, and all
+// parts of it.
+bool WireCheck::all_there(int64_t at_ns, const Group& g, Connection& c, uint32_t chunk) {
+  const uint32_t segment = c.result_segment;
+  const std::string what = "the result of segment " + std::to_string(segment) + " chunk " +
+                           std::to_string(chunk) + " was sent, but ";
+  if (g.members.size() != c.world) {
+    accuse(at_ns, c.from_switch, "a result in a group that has not started everywhere");
+    return false;
+  }
+  for (const Connection* m : g.members) {
+    const Stream& s = m->from_host;
+    const std::string rank = "rank " + std::to_string(m->rank);
+    if (segment >= s.message_at.size() || s.arrived <= s.message_at[segment]) {
+      accuse(at_ns, c.from_switch, what + "the header of " + rank + " has not come");
+      return false;
+    }
+    const Header& h = s.headers[segment];
+    if (!h.agrees(g.members[0]->from_host.headers[segment])) {
+      accuse(at_ns, c.from_switch, what + rank + " disagrees with others");
+      return false;
+    }
+    if (h.contributes(m->rank, c.world) && s.arrived <= s.message_at[segment] + chunk) {
+      accuse(at_ns, c.from_switch, what + "the part of " + rank + " has not come");
+      return false;
+    }
+  }
+  return true;
+}
+
 void WireCheck::result(int64_t at_ns, const WirePacket& p, Connection& c) {
   counts_.results++;
-  const uint32_t segment = c.result_segment, chunk = c.result_chunk;
+  const uint32_t segment = c.result_segment;
   if (c.terminal) accuse(at_ns, c.from_switch, "a result behind the terminal message");
   if (p.with_immediate() && p.immediate != (segment & 0xFFFFFF))
     accuse(at_ns, c.from_switch,
            "immediate " + std::to_string(p.immediate) + " where " + std::to_string(segment) + " is next");
-  // Every member's packet for this chunk has come.
   const Group& g = groups_[{c.sw, {c.group, c.stripe}}];
-  if (g.members.size() != c.world)
-    accuse(at_ns, c.from_switch, "a result in a group that has not started everywhere");
-  for (const Connection* m : g.members) {
-    const Stream& s = m->from_host;
-    if (segment < s.message_at.size() && s.arrived > s.message_at[segment] + chunk) continue;
-    accuse(at_ns, c.from_switch,
-           "the result of segment " + std::to_string(segment) + " chunk " + std::to_string(chunk) +
-               " was sent, but the part of rank " + std::to_string(m->rank) + " has not come");
-    break;
+  if (all_there(at_ns, g, c, c.result_chunk)) {
+    const Header& h = c.from_host.headers[segment];
+    // The segment's data is as long as its contributors say.
+    uint32_t bytes = 0;
+    for (const Connection* m : g.members) bytes = std::max(bytes, m->from_host.headers[segment].payload);
+    const auto range = h.receives(c.rank, c.world, bytes);
+    auto begin = [&](uint32_t chunk) { return chunk == 0 ? 0 : chunk * c.mtu - 64; };
+    // Chunks with nothing for this member are passed over, but for the last.
+    uint32_t chunk = c.result_chunk, from, to;
+    for (;; chunk++) {
+      from = std::max(range.first, begin(chunk)), to = std::min(range.second, begin(chunk + 1));
+      if (from < to || begin(chunk + 1) >= bytes) break;
+    }
+    const bool last = begin(chunk + 1) >= bytes;
+    const uint32_t length = from < to ? to - from : 0;
+    const std::string what = "the result of segment " + std::to_string(segment) + " chunk " +
+                             std::to_string(chunk) + ", of collective " + std::to_string(h.collective) + ", ";
+    if (chunk != c.result_chunk) all_there(at_ns, g, c, chunk);
+    if (!p.only() || p.with_immediate() != last)
+      accuse(at_ns, c.from_switch,
+             what + "is no packet of its own, or tells the segment's end where it is not");
+    else if (p.payload.size() != length)
+      accuse(at_ns, c.from_switch,
+             what + "has " + std::to_string(p.payload.size()) + " bytes where " + std::to_string(length) +
+                 " are this rank's");
+    else if (length != 0 && (be64(p.above_psn.data()) != h.address + (from - range.first) ||
+                             be32(p.above_psn.data() + 8) != h.rkey))
+      accuse(at_ns, c.from_switch, what + "goes to another address than it belongs to");
+    c.result_chunk = chunk;
   }
   c.result_chunk++;
   if (p.with_immediate()) c.result_segment++, c.result_chunk = 0;

@@ -1,12 +1,15 @@
 // What our code puts on the wire, judged packet by packet: valid ICRCs, PSNs in the protocol's order, repeats
 // that say the same, acknowledgements of what was sent with MSNs that count its messages, members within
-// their window, no result before every member's part has come, and terminal messages down every queue pair.
-// It learns of connections by reading the CM's messages and START itself.
+// their window, no result before every member's header and every contributor's part have come, to each member
+// the bytes that its collective has for it and nothing else, and terminal messages down every queue pair.
+// It learns of connections by reading the CM's messages and START itself, and of operations by reading
+// segment headers.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "tools/sim/check/violations.h"
@@ -47,6 +50,21 @@ class WireCheck {
     uint32_t length;
     uint64_t hash;
   };
+  // What a segment header says.
+  struct Header {
+    uint32_t collective = 0, op = 0, type = 0, wire_type = 0, flags = 0, root = 0, rank = 0;
+    uint64_t operation = 0, total = 0, offset = 0, address = 0;
+    uint32_t length = 0, payload = 0, rkey = 0;
+
+    static Header read(std::span<const uint8_t> message);
+    bool header_only() const { return flags & 4; }
+    // What members must agree on.
+    bool agrees(const Header& o) const;
+    bool contributes(uint32_t rank, uint32_t world) const;
+    // What of `bytes` bytes of the segment's data a rank receives: begin and end.
+    std::pair<uint32_t, uint32_t> receives(uint32_t rank, uint32_t world, uint32_t bytes) const;
+    uint32_t source(uint32_t world) const;
+  };
   struct Connection;
   // The requests of one direction of a connection, by their distance from its first PSN.
   struct Stream {
@@ -55,6 +73,7 @@ class WireCheck {
     uint32_t first_psn = 0;
     std::vector<Sent> sent;
     std::vector<uint32_t> message_at;  // the first packet of each segment's SEND, or of each result's segment
+    std::vector<Header> headers;       // of those segments
     uint32_t arrived = 0;              // one past the highest that has arrived
     uint32_t results_arrived = 0;      // of the switch's: immediates
     uint32_t open = 0;                 // 0: between messages, else the opcode family of the one begun
@@ -71,6 +90,7 @@ class WireCheck {
     bool started = false, terminal = false;
     uint32_t group = 0;
     uint16_t window = 0, world = 0;
+    uint32_t mtu = 0;
     uint32_t result_segment = 0, result_chunk = 0;  // the next result's
     int64_t goodbye_at = INT64_MAX, terminal_at = INT64_MAX;
   };
@@ -90,6 +110,7 @@ class WireCheck {
   void fresh(int64_t at_ns, const WirePacket& p, Stream& s);
   void message(int64_t at_ns, const WirePacket& p, Connection& c);
   void result(int64_t at_ns, const WirePacket& p, Connection& c);
+  bool all_there(int64_t at_ns, const Group& g, Connection& c, uint32_t chunk);
   void acknowledgement(int64_t at_ns, const WirePacket& p, bool from_switch);
   void accuse(int64_t at_ns, const Stream& s, const std::string& what);
   Stream* find(const Address& src, const Address& dst, uint32_t qpn);
