@@ -126,6 +126,7 @@ void Engine::Impl::receive(Frame frame, const roce::Packet& packet, Time now, Fr
   if (!link.established) {
     link.established = true;
     cm.established(link.cm);
+    start_if_complete(*link.group);
   }
   if (link.qp.wants_to_emit()) queue(link);
 }
@@ -145,7 +146,10 @@ void Engine::Impl::handle_cm_events(Time now, FrameList& out) {
       continue;
     }
     Link& link = *found->second;
-    if (event.kind == Kind::kEstablished) link.established = true;
+    if (event.kind == Kind::kEstablished) {
+      link.established = true;
+      start_if_complete(*link.group);
+    }
     if (event.kind == Kind::kDisconnected)
       leave(link, true, now, out);
     else if (event.kind == Kind::kUnreachable || event.kind == Kind::kRejected)

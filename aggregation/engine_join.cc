@@ -222,17 +222,15 @@ void Engine::Impl::admit(const roce::CmEvent& request, const JoinRequest& j, Tim
   reply.window_limit = config.window;
   reply.segment_limit = config.segment_bytes;
   cm.accept(request.id, local, encode(reply), now, out);
-  start_if_complete(*g);
 }
 
 void Engine::Impl::start_if_complete(Group& g) {
   if (g.state != Group::State::kJoining || g.joined != static_cast<uint32_t>(g.world) * g.stripes) return;
-  // Whoever holds a rank that another has asked for, and has never been heard of, may be no more than a late
-  // copy of a dead process's REQ: the others must not start with it.
-  for (const Contested& c : contested) {
-    const auto old = by_qpn.find(c.old_qpn);
-    if (old != by_qpn.end() && old->second->group == &g && !old->second->established) return;
-  }
+  // Whoever has never been heard of may be no more than a late copy of a dead process's REQ: the others must not
+  // start with it. And a NIC that has not sent its RTU may not be ready for START.
+  for (const auto& m : g.members)
+    for (const auto& l : m->links)
+      if (!l->established) return;
   g.state = Group::State::kRunning;
   Start s;
   s.window = config.window;
@@ -270,7 +268,6 @@ void Engine::Impl::settle_contested(Time now, FrameList& out) {
               "rank " + std::to_string(c.join.rank) + " is taken by " +
                   old->second->member->address.to_string() + ", which is alive"},
              now, out);
-      start_if_complete(*old->second->group);
       continue;
     }
     if (!gone && old->second->group->state == Group::State::kJoining)
