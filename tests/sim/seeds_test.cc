@@ -209,7 +209,7 @@ TEST(Window, WithholdingResultsDoesNotOpenIt) {
   const host::LinkId link = endpoint.connect(request);
   ASSERT_TRUE(c.run([&] {
     const auto groups = c.pipeline().engine().groups(c.now());
-    return !groups.empty() && groups[0].members[0].remote_qpn != 0;
+    return !groups.empty() && groups[0].state == "running";
   }));
   c.set_hosts_deaf(true);
   const auto member = c.pipeline().engine().groups(c.now())[0];

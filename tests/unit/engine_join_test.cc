@@ -33,7 +33,7 @@ class EngineJoin : public testing::Test {
     EXPECT_TRUE(agent_.next_event(event));
     return event;
   }
-  // To the engine, and its MADs back.
+  // To the engine, its MADs back, and what they are answered with: the RTU.
   void exchange(FrameList& out) {
     while (Frame f = out.pop()) give(std::move(f));
     FrameList replies;
@@ -45,6 +45,7 @@ class EngineJoin : public testing::Test {
       ASSERT_EQ(roce::parse(f.bytes(), p), roce::ParseVerdict::kOk);
       if (p.dest_qp() == kGsiQpn) agent_.receive(p, now_, out);
     }
+    while (Frame f = out.pop()) give(std::move(f));
   }
   void give(Frame f) {
     roce::Packet p;

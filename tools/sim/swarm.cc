@@ -1,6 +1,7 @@
 #include "tools/sim/swarm.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 namespace millrace::sim {
@@ -101,6 +102,7 @@ class Swarm final : private Observer {
   static std::optional<check::Address> address(std::span<const uint8_t> frame, bool source);
 
   const Plan& plan_;
+  std::map<uint16_t, Time> crashed_at_;  // by host: the last time
   const Dump& dump_;
   Judges judges_;
   Fabric fabric_;
@@ -211,6 +213,7 @@ void Swarm::excuse_switch(uint16_t s) {
 void Swarm::crash(uint16_t host, Time until) {
   if (fabric_.host(host).crashed()) return;
   excuse_host(host);
+  crashed_at_[host] = fabric_.network().now();
   fabric_.host(host).crash();
   each([&](GroupRun&, Member& m) {
     if (m.host() == host) m.crashed();
@@ -351,6 +354,10 @@ void Swarm::final_round() {
   Network& n = fabric_.network();
   n.run_for(plan_.rest_before_final);
   judges_.outcome.healed();
+  // A dead process holds its rank until the switch has given it up: who is called for meanwhile may still lose
+  // it.
+  for (const auto& [host, at] : crashed_at_)
+    if (n.now() - at < plan_.fabric.engine.peer_dead + seconds(2)) excuse_host(host);
   last_round_ = true;
   for (auto& g : groups_) {
     if (g->plan->refused) continue;
