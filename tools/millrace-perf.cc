@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "tools/perf_cases.h"
 #include "tools/perf_options.h"
 #include "tools/perf_values.h"
 
@@ -42,20 +43,32 @@ struct MemoryCloser {
   void operator()(mr_memory* m) const { mr_deregister(m); }
 };
 
-// Page-aligned memory, registered unless that is left to the library.
+// Page-aligned memory between two guards, registered, guards and all, unless that is left to the library.
 class Buffer {
  public:
+  static constexpr size_t kGuard = 4096;
+
   Buffer(mr_context* context, size_t bytes, bool registered)
-      : bytes_(std::max<size_t>((bytes + 4095) / 4096 * 4096, 4096)) {
+      : bytes_(kGuard + (bytes + 4095) / 4096 * 4096 + kGuard) {
     memory_.reset(std::aligned_alloc(4096, bytes_));
     if (!memory_) throw std::bad_alloc();
-    std::memset(memory_.get(), 0, bytes_);
+    poison(memory_.get(), bytes_);
     if (!registered) return;
     mr_memory* registration;
     require(mr_register(context, memory_.get(), bytes_, &registration));
     registration_.reset(registration);
   }
-  uint8_t* data() { return static_cast<uint8_t*>(memory_.get()); }
+  uint8_t* data() { return static_cast<uint8_t*>(memory_.get()) + kGuard; }
+
+  // Poisons the guards right before and right after the first `bytes`.
+  void set_guards(size_t bytes) {
+    poison(data() - kGuard, kGuard);
+    poison(data() + bytes, kGuard);
+  }
+  // How many of their bytes have been written to.
+  uint64_t guards_hurt(size_t bytes) {
+    return count_not_poison(data() - kGuard, kGuard) + count_not_poison(data() + bytes, kGuard);
+  }
 
  private:
   struct Free {
@@ -68,22 +81,21 @@ class Buffer {
 
 struct Measurement {
   double time_us = 0, algbw = 0, busbw = 0;  // per operation, the slowest rank's; GB/s
-  uint64_t wrong = 0;                        // elements, all ranks
+  uint64_t wrong = 0;                        // elements, and bytes beside the results, all ranks
 };
 
+// A line of the table.
 struct Case {
-  Collective collective;
-  int root;  // -1: there is none
-  mr_type type;
-  mr_op op;             // of contributions, too, where nothing is reduced
-  size_t count, bytes;  // of the whole vector
-  size_t part;          // elements of a call: the vector's, or a rank's shard's
-  uint64_t seed;  // each size, type and operator has numbers of its own, so that stale results do not pass
+  Kind kind;
+  Extent extent;
+  uint64_t seed;           // each case has numbers of its own, so that stale results do not pass
+  size_t part_bytes, own;  // of one rank, where each has its part; offset of this rank's, else 0
 };
 
 class Benchmark {
  public:
   explicit Benchmark(const Options& options) : o_(options) {
+    for (const Kind& kind : o_.kinds) checks_data_ |= o_.check && kind.collective != Collective::kBarrier;
     mr_context_config context_config{};
     context_config.transport = o_.transport.c_str();
     context_config.device = o_.device.empty() ? nullptr : o_.device.c_str();
@@ -110,25 +122,29 @@ class Benchmark {
  private:
   void print_start();
   void print_header();
-  void measure_collective(Collective collective);
-  void measure_case(const Case& c);
-  mr_status call(const Case& c, uint8_t* send, uint8_t* recv, bool in_place, mr_request** request);
-  void fill_contribution(const Case& c, uint64_t seed, uint8_t* at) const;
-  uint64_t wrong_result(const Case& c, uint64_t seed, const uint8_t* buffer, bool in_place) const;
+  void make_buffers();
+  Case case_of(const Kind& kind, uint64_t bytes) const;
+  Values values_of(const Case& c, size_t k) const;
+  void measure_data(const Kind& kind);
   void measure_barriers();
+  mr_status issue(const Case& c, size_t k, bool in_place, mr_request** request);
+  void set_modes(bool on);
   void operate(const Case& c, bool in_place, int n);
   void prepare(const Case& c, bool in_place, int n);
+  void fill_contribution(const Case& c, size_t k, uint8_t* at);
   uint64_t wrong(const Case& c, bool in_place, int n);
+  uint64_t wrong_elements(const Case& c, const Values& v, const uint8_t* at, bool in_place) const;
   Measurement measure(const Case& c, bool in_place);
   void gather(Measurement* m, int n);
-  void print_row(const Case* c, const Measurement* m, int n);
-  void record(const Case* c, const Measurement* m, int n);
+  void print_row(const Case& c, const Measurement* m, int n);
+  void record(const Case& c, const Measurement* m, int n);
   void gather_stats();
   void print_end();
   bool prints() const { return o_.rank == 0; }
   bool prints_table() const { return prints() && o_.json != "-"; }
 
   const Options& o_;
+  bool checks_data_ = false;
   std::unique_ptr<mr_context, ContextCloser> context_;
   std::unique_ptr<mr_comm, CommCloser> comm_;
   std::deque<Buffer> send_, recv_;  // one of each per operation in flight
@@ -155,11 +171,14 @@ void Benchmark::print_start() {
   mr_comm_info group{};
   require(mr_comm_get_info(comm_.get(), &group));
   std::string what;
-  for (const Collective c : o_.collectives) what += (what.empty() ? "" : ",") + std::string(name(c));
-  const bool only_barriers = what == "barrier";
+  for (const Kind& kind : o_.kinds)
+    if (const std::string one = name(kind.collective);
+        (", " + what + ",").find(", " + one + ",") == what.npos)
+      what += (what.empty() ? "" : ", ") + one;
   json_ = {{"version", mr_version()},
            {"collective", what},
            {"deterministic", o_.deterministic},
+           {"wire", o_.bfp8 ? "bfp8" : "exact"},
            {"ranks", o_.size},
            {"switch", o_.switch_address},
            {"transport", transport},
@@ -175,10 +194,11 @@ void Benchmark::print_start() {
            {"check", o_.check},
            {"results", nlohmann::ordered_json::array()}};
   if (!prints_table()) return;
-  std::printf("# millrace-perf %s: %s, %d rank%s, switch %s, %d stripe%s\n", mr_version(), what.c_str(),
+  std::printf("# millrace-perf %s: %s, %d rank%s, switch %s, %d stripe%s%s%s\n", mr_version(), what.c_str(),
               o_.size, o_.size == 1 ? "" : "s",
               o_.switch_address.empty() ? "none" : o_.switch_address.c_str(), std::max(1, o_.stripes),
-              o_.stripes > 1 ? "s" : "");
+              o_.stripes > 1 ? "s" : "", o_.deterministic ? ", deterministic" : "",
+              o_.bfp8 ? ", bfp8 on the wire" : "");
   std::printf("# transport %s\n# path %s, memory %s", transport, info.path, info.memory);
   if (group.path_mtu != 0)
     std::printf(", path MTU %u, %u segments of %u B outstanding per stripe", group.path_mtu, group.window,
@@ -186,9 +206,9 @@ void Benchmark::print_start() {
   std::printf("\n");
   std::printf("# %d warm-up and %d timed iterations, %d in flight, %s\n#\n", o_.warmups, o_.iterations,
               o_.inflight,
-              only_barriers ? "nothing to check"
-              : o_.check    ? "every element checked"
-                            : "not checked");
+              checks_data_ ? o_.bfp8 ? "every element checked within bfp8's bound" : "every element checked"
+              : o_.check   ? "nothing to check"
+                           : "not checked");
 }
 
 void Benchmark::print_header() {
@@ -203,18 +223,82 @@ void Benchmark::print_header() {
 
 bool Benchmark::run() {
   print_start();
-  require(mr_comm_set_deterministic(comm_.get(), o_.deterministic));
-  for (const Collective c : o_.collectives) {
-    if (prints_table() && o_.collectives.size() > 1) std::printf("# %s\n", name(c));
-    print_header();
-    if (c == Collective::kBarrier)
+  make_buffers();
+  const Kind* before = nullptr;
+  for (const Kind& kind : o_.kinds) {
+    if (!before || before->collective != kind.collective) {
+      if (prints_table() && kind.collective != o_.kinds.front().collective) std::printf("#\n");
+      if (prints_table() && o_.kinds.front().collective != o_.kinds.back().collective)
+        std::printf("# %s\n", name(kind.collective));
+      print_header();
+    }
+    before = &kind;
+    if (kind.collective == Collective::kBarrier)
       measure_barriers();
     else
-      measure_collective(c);
+      measure_data(kind);
   }
   if (o_.stats) gather_stats();
   if (prints()) print_end();
   return wrong_total_ == 0;
+}
+
+// Buffers for the largest case.
+void Benchmark::make_buffers() {
+  size_t bytes = 0;
+  for (const Kind& kind : o_.kinds) {
+    if (kind.collective == Collective::kBarrier) continue;
+    for (uint64_t size : o_.sizes(kind.type))
+      bytes = std::max<size_t>(bytes, case_of(kind, size).extent.bytes);
+  }
+  for (int i = 0; i < o_.inflight; i++) {
+    send_.emplace_back(context_.get(), bytes, o_.registered);
+    recv_.emplace_back(context_.get(), bytes, o_.registered);
+  }
+}
+
+Case Benchmark::case_of(const Kind& kind, uint64_t bytes) const {
+  Case c{kind, extent_of(bytes, kind.collective, kind.type, o_.size), 0, 0, 0};
+  c.seed = bytes << 24 | static_cast<uint64_t>(kind.type) << 20 | static_cast<uint64_t>(kind.op) << 16;
+  c.seed ^= static_cast<uint64_t>(kind.collective) << 60 ^ static_cast<uint64_t>(kind.root + 1) << 44;
+  if (has_shards(kind.collective)) {
+    c.part_bytes = c.extent.count * element_bytes(kind.type);
+    c.own = static_cast<size_t>(o_.rank) * c.part_bytes;
+  }
+  return c;
+}
+
+Values Benchmark::values_of(const Case& c, size_t k) const {
+  return {c.kind.type, c.kind.op, form_of(c.kind.type, c.kind.op, o_.deterministic, o_.bfp8), c.seed + k,
+          o_.size};
+}
+
+// Only for what is measured: times and verdicts are gathered in the ordinary way.
+void Benchmark::set_modes(bool on) {
+  require(mr_comm_set_deterministic(comm_.get(), on && o_.deterministic));
+  require(mr_comm_set_wire(comm_.get(), on && o_.bfp8 ? MR_WIRE_BFP8 : MR_WIRE_EXACT));
+}
+
+// In place all of it is in recv_: a rank's own part is where it is in the whole. Ranks that send nothing have
+// nothing to send from.
+mr_status Benchmark::issue(const Case& c, size_t k, bool in_place, mr_request** request) {
+  uint8_t* recv = recv_[k].data();
+  uint8_t* send = in_place ? recv : send_[k].data();
+  const auto& [collective, type, op, root] = c.kind;
+  const size_t count = c.extent.count;
+  switch (collective) {
+    case Collective::kReduce:
+      return mr_reduce(comm_.get(), send, recv, count, type, op, root, request);
+    case Collective::kBroadcast:
+      if (!in_place && o_.rank != root) send = nullptr;
+      return mr_broadcast(comm_.get(), send, recv, count, type, root, request);
+    case Collective::kReduceScatter:
+      return mr_reduce_scatter(comm_.get(), send, in_place ? recv + c.own : recv, count, type, op, request);
+    case Collective::kAllGather:
+      return mr_all_gather(comm_.get(), in_place ? recv + c.own : send, recv, count, type, request);
+    default:
+      return mr_all_reduce(comm_.get(), send, recv, count, type, op, request);
+  }
 }
 
 // Issues n operations, at most `inflight` of them outstanding, and waits for all.
@@ -235,7 +319,7 @@ void Benchmark::operate(const Case& c, bool in_place, int n) {
     if (outstanding.size() == static_cast<size_t>(o_.inflight)) finish_oldest();
     auto k = static_cast<size_t>(i % o_.inflight);
     mr_request* request;
-    mr_status status = call(c, send_[k].data(), recv_[k].data(), in_place, &request);
+    mr_status status = issue(c, k, in_place, &request);
     if (status != MR_OK) {
       std::string sentence = mr_last_error();
       for (mr_request* r : outstanding) mr_wait(r, nullptr);
@@ -246,76 +330,58 @@ void Benchmark::operate(const Case& c, bool in_place, int n) {
   while (!outstanding.empty()) finish_oldest();
 }
 
-// In place everything happens in `recv`: a rank's own part is where it is in the whole.
-mr_status Benchmark::call(const Case& c, uint8_t* send, uint8_t* recv, bool in_place, mr_request** request) {
-  const size_t own = static_cast<size_t>(o_.rank) * c.part * element_bytes(c.type);
-  if (in_place) send = recv;
-  switch (c.collective) {
-    case Collective::kReduce:
-      return mr_reduce(comm_.get(), send, recv, c.part, c.type, c.op, c.root, request);
-    case Collective::kBroadcast:
-      return mr_broadcast(comm_.get(), send, recv, c.part, c.type, c.root, request);
-    case Collective::kReduceScatter:
-      return mr_reduce_scatter(comm_.get(), send, in_place ? recv + own : recv, c.part, c.type, c.op,
-                               request);
-    case Collective::kAllGather:
-      return mr_all_gather(comm_.get(), in_place ? recv + own : send, recv, c.part, c.type, request);
-    default:
-      return mr_all_reduce(comm_.get(), send, recv, c.part, c.type, c.op, request);
-  }
-}
-
-// A rank's contribution, `at` where its call sends from.
-void Benchmark::fill_contribution(const Case& c, uint64_t seed, uint8_t* at) const {
-  fill(c.type, c.op, seed, o_.rank, o_.size, at, c.collective == Collective::kAllGather ? c.part : c.count);
-}
-
-// Fresh numbers for n operations in place, fresh poison out of place.
+// For n operations: poison where results come, and in place, fresh numbers where they come from.
 void Benchmark::prepare(const Case& c, bool in_place, int n) {
-  const size_t own = static_cast<size_t>(o_.rank) * c.part * element_bytes(c.type);
+  const bool gathers = c.kind.collective == Collective::kAllGather;
   for (size_t k = 0; k < static_cast<size_t>(std::min(n, o_.inflight)); k++) {
-    if (!in_place || c.collective == Collective::kAllGather) poison(recv_[k].data(), c.bytes);
-    if (in_place)
-      fill_contribution(c, c.seed + k, recv_[k].data() + (c.collective == Collective::kAllGather ? own : 0));
+    uint8_t* at = recv_[k].data();
+    recv_[k].set_guards(c.extent.bytes);
+    poison(at, c.extent.bytes);
+    if (in_place) fill_contribution(c, k, gathers ? at + c.own : at);
   }
 }
 
-// Elements that are not the result, and bytes written beside it.
-uint64_t Benchmark::wrong_result(const Case& c, uint64_t seed, const uint8_t* buffer, bool in_place) const {
-  const size_t element = element_bytes(c.type);
-  const auto rank = static_cast<size_t>(o_.rank);
-  uint64_t sum = 0;
-  size_t bytes = c.bytes;
-  switch (c.collective) {
+void Benchmark::fill_contribution(const Case& c, size_t k, uint8_t* at) {
+  const bool part = c.kind.collective == Collective::kAllGather;
+  fill(values_of(c, k), o_.rank, 0, at, part ? c.extent.count : c.extent.bytes / element_bytes(c.kind.type));
+}
+
+// Elements of this rank's buffer that are not what they should be, those included that were to stay as they
+// were: poison, or in place its own contribution.
+uint64_t Benchmark::wrong_elements(const Case& c, const Values& v, const uint8_t* at, bool in_place) const {
+  const size_t count = c.extent.count, bytes = c.extent.bytes;
+  auto untouched = [&](size_t begin, size_t end) {
+    const size_t element = element_bytes(v.type);
+    return in_place ? count_changed(v, o_.rank, begin / element, at + begin, (end - begin) / element)
+                    : count_not_poison(at + begin, end - begin);
+  };
+  switch (c.kind.collective) {
     case Collective::kReduce:
-      if (o_.rank == c.root)
-        sum = count_wrong(c.type, c.op, seed, o_.size, buffer, c.count);
-      else
-        bytes = 0;
-      break;
+      return o_.rank == c.kind.root ? count_wrong(v, 0, at, count) : untouched(0, bytes);
     case Collective::kBroadcast:
-      sum = count_not_of(c.type, c.op, seed, c.root, o_.size, buffer, c.count);
-      break;
-    case Collective::kReduceScatter:
-      sum = count_wrong(c.type, c.op, seed, o_.size, buffer + (in_place ? rank * c.part * element : 0),
-                        c.part, rank * c.part);
-      bytes = c.part * element;
-      break;
-    case Collective::kAllGather:
+      return count_changed(v, c.kind.root, 0, at, count);
+    case Collective::kReduceScatter: {
+      const size_t first = static_cast<size_t>(o_.rank) * count, begin = in_place ? c.own : 0;
+      return untouched(0, begin) + count_wrong(v, first, at + begin, count) +
+             untouched(begin + c.part_bytes, bytes);
+    }
+    case Collective::kAllGather: {
+      uint64_t sum = 0;
       for (int r = 0; r < o_.size; r++)
-        sum += count_not_of(c.type, c.op, seed, r, o_.size,
-                            buffer + static_cast<size_t>(r) * c.part * element, c.part);
-      break;
+        sum += count_changed(v, r, 0, at + static_cast<size_t>(r) * c.part_bytes, count);
+      return sum;
+    }
     default:
-      sum = count_wrong(c.type, c.op, seed, o_.size, buffer, c.count);
+      return count_wrong(v, 0, at, count);
   }
-  return in_place ? sum : sum + count_not_poison(buffer + bytes, c.bytes - bytes);
 }
 
+// And bytes that were written right before or after the buffer.
 uint64_t Benchmark::wrong(const Case& c, bool in_place, int n) {
   uint64_t sum = 0;
   for (size_t k = 0; k < static_cast<size_t>(std::min(n, o_.inflight)); k++)
-    sum += wrong_result(c, c.seed + k, recv_[k].data(), in_place);
+    sum +=
+        wrong_elements(c, values_of(c, k), recv_[k].data(), in_place) + recv_[k].guards_hurt(c.extent.bytes);
   return sum;
 }
 
@@ -325,7 +391,7 @@ uint64_t Benchmark::wrong(const Case& c, bool in_place, int n) {
 Measurement Benchmark::measure(const Case& c, bool in_place) {
   Measurement m;
   if (!in_place)
-    for (size_t k = 0; k < send_.size(); k++) fill_contribution(c, c.seed + k, send_[k].data());
+    for (size_t k = 0; k < send_.size(); k++) fill_contribution(c, k, send_[k].data());
   if (o_.warmups > 0) {
     int round = std::min(o_.warmups, o_.inflight);
     if (in_place) {
@@ -372,49 +438,23 @@ void Benchmark::gather(Measurement* m, int n) {
   }
 }
 
-void Benchmark::measure_collective(Collective collective) {
-  while (send_.size() < static_cast<size_t>(o_.inflight)) {
-    send_.emplace_back(context_.get(), o_.bytes_max, o_.registered);
-    recv_.emplace_back(context_.get(), o_.bytes_max, o_.registered);
-  }
-  const auto ranks = static_cast<size_t>(o_.size);
-  const bool rooted = has_root(collective);
-  for (mr_type type : o_.types)
-    for (mr_op op : o_.ops) {
-      // Of several, those that make no sense are left out; where nothing is reduced, all but the first.
-      if (!has_values(type, op) || (!reduces(collective) && op != o_.ops.front())) continue;
-      for (uint64_t bytes : o_.sizes())
-        for (int root = rooted && o_.root >= 0 ? o_.root : 0; root < (rooted ? o_.size : 1); root++) {
-          Case c{collective, rooted ? root : -1, type, op, bytes / element_bytes(type), 0, 0, 0};
-          if (has_shards(collective)) c.count -= c.count % ranks;
-          c.bytes = c.count * element_bytes(type);
-          c.part = has_shards(collective) ? c.count / ranks : c.count;
-          c.seed = (bytes << 20 | static_cast<uint64_t>(type) << 16 | static_cast<uint64_t>(op) << 12) ^
-                   (static_cast<uint64_t>(collective) << 60) ^ (static_cast<uint64_t>(root) << 44);
-          measure_case(c);
-          if (o_.root >= 0) break;
-        }
+void Benchmark::measure_data(const Kind& kind) {
+  for (uint64_t bytes : o_.sizes(kind.type)) {
+    const Case c = case_of(kind, bytes);
+    Measurement m[2];
+    set_modes(true);
+    for (int in_place = 0; in_place < 2; in_place++) m[in_place] = measure(c, in_place);
+    set_modes(false);
+    gather(m, 2);
+    for (Measurement& one : m) {
+      one.algbw = static_cast<double>(c.extent.bytes) / one.time_us / 1e3;
+      one.busbw = one.algbw * bus_factor(kind.collective, o_.size);
+      busbw_total_ += one.busbw;
+      busbw_count_++;
     }
-}
-
-// As nccl-tests' PERFORMANCE.md counts: what each rank's link would carry at least with a ring, for a busbw
-// that does not depend on the number of ranks.
-void Benchmark::measure_case(const Case& c) {
-  Measurement m[2];
-  for (int in_place = 0; in_place < 2; in_place++) m[in_place] = measure(c, in_place);
-  gather(m, 2);
-  const double others = static_cast<double>(o_.size - 1) / o_.size;
-  const double factor = c.collective == Collective::kAllReduce ? 2 * others
-                        : has_shards(c.collective)             ? others
-                                                               : 1;
-  for (Measurement& one : m) {
-    one.algbw = static_cast<double>(c.bytes) / one.time_us / 1e3;
-    one.busbw = one.algbw * factor;
-    busbw_total_ += one.busbw;
-    busbw_count_++;
+    print_row(c, m, 2);
+    record(c, m, 2);
   }
-  print_row(&c, m, 2);
-  record(&c, m, 2);
 }
 
 void Benchmark::measure_barriers() {
@@ -425,21 +465,20 @@ void Benchmark::measure_barriers() {
   for (int i = 0; i < o_.iterations; i++) require(mr_barrier_wait(comm_.get()));
   m.time_us = std::chrono::duration<double, std::micro>(Clock::now() - start).count() / o_.iterations;
   gather(&m, 1);
-  print_row(nullptr, &m, 1);
-  record(nullptr, &m, 1);
+  const Case c{{Collective::kBarrier, MR_U8, kNoOp, -1}, {0, 0}, 0, 0, 0};
+  print_row(c, &m, 1);
+  record(c, &m, 1);
 }
 
-void Benchmark::print_row(const Case* c, const Measurement* m, int n) {
+void Benchmark::print_row(const Case& c, const Measurement* m, int n) {
   if (!prints_table()) return;
-  if (c)
-    std::printf("  %10zu  %12zu  %8s  %6s  %6d", c->bytes, c->part, name(c->type),
-                reduces(c->collective) ? name(c->op) : "none", c->root);
-  else
-    std::printf("  %10d  %12d  %8s  %6s  %6d", 0, 0, "-", "-", -1);
+  const bool data = c.kind.collective != Collective::kBarrier;
+  std::printf("  %10zu  %12zu  %8s  %6s  %6d", c.extent.bytes, c.extent.count, data ? name(c.kind.type) : "-",
+              data ? name(c.kind.op) : "-", c.kind.root);
   for (int i = 0; i < n; i++) {
     int digits = m[i].time_us < 100 ? 2 : m[i].time_us < 10000 ? 1 : 0;
     std::printf("%s  %8.*f  %6.2f  %6.2f", i ? " " : "", digits, m[i].time_us, m[i].algbw, m[i].busbw);
-    if (o_.check && c)
+    if (o_.check && data)
       std::printf("  %6llu", static_cast<unsigned long long>(m[i].wrong));
     else
       std::printf("  %6s", "N/A");
@@ -448,18 +487,17 @@ void Benchmark::print_row(const Case* c, const Measurement* m, int n) {
   std::fflush(stdout);
 }
 
-void Benchmark::record(const Case* c, const Measurement* m, int n) {
-  nlohmann::ordered_json row = {{"collective", name(c ? c->collective : Collective::kBarrier)},
-                                {"size", c ? c->bytes : 0},
-                                {"count", c ? c->part : 0},
-                                {"type", c ? name(c->type) : "-"},
-                                {"op", !c                       ? "-"
-                                       : reduces(c->collective) ? name(c->op)
-                                                                : "none"},
-                                {"root", c ? c->root : -1}};
+void Benchmark::record(const Case& c, const Measurement* m, int n) {
+  const bool data = c.kind.collective != Collective::kBarrier;
+  nlohmann::ordered_json row = {{"collective", name(c.kind.collective)},
+                                {"size", c.extent.bytes},
+                                {"count", c.extent.count},
+                                {"type", data ? name(c.kind.type) : "-"},
+                                {"op", data ? name(c.kind.op) : "-"},
+                                {"root", c.kind.root}};
   for (int i = 0; i < n; i++) {
     nlohmann::ordered_json one = {{"time_us", m[i].time_us}, {"algbw", m[i].algbw}, {"busbw", m[i].busbw}};
-    one["wrong"] = o_.check && c ? nlohmann::ordered_json(m[i].wrong) : nlohmann::ordered_json(nullptr);
+    one["wrong"] = o_.check && data ? nlohmann::ordered_json(m[i].wrong) : nlohmann::ordered_json(nullptr);
     row[i ? "in_place" : "out_of_place"] = std::move(one);
   }
   json_["results"].push_back(std::move(row));
@@ -486,13 +524,12 @@ void Benchmark::gather_stats() {
 void Benchmark::print_end() {
   double average = busbw_count_ ? busbw_total_ / busbw_count_ : 0;
   json_["average_busbw"] = average;
-  const bool checked = o_.check && busbw_count_ != 0;
-  json_["wrong"] = checked ? nlohmann::ordered_json(wrong_total_) : nlohmann::ordered_json(nullptr);
+  json_["wrong"] = checks_data_ ? nlohmann::ordered_json(wrong_total_) : nlohmann::ordered_json(nullptr);
   if (prints_table()) {
-    if (checked)
+    if (checks_data_)
       std::printf("# Out of bounds values : %llu %s\n", static_cast<unsigned long long>(wrong_total_),
                   wrong_total_ ? "FAILED" : "OK");
-    if (busbw_count_ != 0) std::printf("# Avg bus bandwidth    : %g\n", average);
+    if (busbw_count_) std::printf("# Avg bus bandwidth    : %g\n", average);
     if (o_.stats) {
       std::printf("# Transport, all ranks :");
       for (auto& [key, value] : json_["stats"].items())

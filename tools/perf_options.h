@@ -7,20 +7,23 @@
 #include <vector>
 
 #include "host/millrace.h"
+#include "tools/perf_cases.h"
 
 namespace millrace::perf {
 
-enum class Collective : uint8_t { kAllReduce, kReduce, kBroadcast, kReduceScatter, kAllGather, kBarrier };
+// A size as it was asked for: elements are of the type that is measured.
+struct Size {
+  uint64_t bytes = 0;
+  int64_t elements = 0;  // more, or less
+};
 
 struct Options {
   // What is measured.
-  std::vector<Collective> collectives;
-  int root = 0;  // -1: every rank in turn
-  bool deterministic = false;
+  std::vector<Kind> kinds;  // in the table's order; sensible ones only
   uint64_t bytes_min = 8, bytes_max = 64u << 20;
   uint64_t step_factor = 2, step_bytes = 0;  // step_bytes, if not 0, goes before
-  std::vector<mr_type> types;
-  std::vector<mr_op> ops;
+  std::vector<Size> size_list;               // if not empty, instead of all these
+  bool deterministic = false, bfp8 = false;
   int iterations = 20, warmups = 5, inflight = 1;
   bool check = true;
 
@@ -35,7 +38,8 @@ struct Options {
   std::string json;  // file, "-": standard output; empty: none
   bool stats = false;
 
-  std::vector<uint64_t> sizes() const;
+  // In bytes, before they are rounded to what a kind can do (extent_of).
+  std::vector<uint64_t> sizes(mr_type type) const;
 };
 
 // The status to exit with, 0 or 2, when there is nothing to do (help, version, a usage error, which has been
@@ -44,14 +48,6 @@ struct Exit {
   int status;
 };
 // Throws Exit.
-Options parse_options(int argc, char** argv);
-
-const char* name(Collective collective);
-bool reduces(Collective collective);
-bool has_root(Collective collective);
-// Whether the vector falls into one part per rank.
-bool has_shards(Collective collective);
-const char* name(mr_type type);
-const char* name(mr_op op);
+Options parse_options(int argc, const char* const* argv);
 
 }  // namespace millrace::perf
