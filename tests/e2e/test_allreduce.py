@@ -34,15 +34,18 @@ class GoodNetwork(e2e.LabTest):
         with self.lab(hosts=3, ipv6=True) as lab:
             rows = self.assert_exact(lab.perf("-b", "8", "-e", "64K", "-f", "4", "-d", "all", "-o", "all", "-n", "2",
                                               "-w", "0", "-c", "1", "--inflight", "2"), 3)
-            kinds = {(row.type, row.op) for row in rows}
-            for type_name in ("f32", "f64", "f16", "bf16", "u8", "i8", "i32", "u32", "i64", "u64"):
-                for op in ("sum", "prod", "min", "max"):
-                    self.assertIn((type_name, op), kinds)
+            integers = ("u8", "i8", "i32", "u32", "i64", "u64")
+            floats = ("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2")
+            arithmetic, bits = ("sum", "prod", "min", "max", "avg"), ("band", "bor", "bxor", "land", "lor")
+            self.assertEqual({(row.type, row.op) for row in rows},
+                             {(kind, op) for kind in (*integers, *floats) for op in (*arithmetic, *bits)
+                              if kind in integers or op in arithmetic})
 
     def test_odd_sizes_around_packets_and_segments(self):
         with self.lab(hosts=2) as lab:
-            for size in (4, 12, 4028, 4032, 4036, 8124, 8128, 8132, 65468, 65472, 65476, 130948, 1000004):
-                self.assert_exact(lab.perf("-b", size, "-e", size, "-n", "2", "-w", "0", "-c", "1"), 2)
+            sizes = [0, 4, 12, 4028, 4032, 4036, 8124, 8128, 8132, 65468, 65472, 65476, 130948, 1000004]
+            rows = self.assert_exact(lab.perf("--sizes", ",".join(map(str, sizes)), "-n", "2", "-w", "0", "-c", "1"), 2)
+            self.assertEqual([row.bytes for row in rows], sizes)
 
     def test_barrier(self):
         with self.lab(hosts=4) as lab:
