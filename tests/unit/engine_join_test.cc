@@ -33,7 +33,7 @@ class EngineJoin : public testing::Test {
     EXPECT_TRUE(agent_.next_event(event));
     return event;
   }
-  // To the engine, its MADs back, and what they are answered with: the RTU.
+  // To the engine, and its MADs back.
   void exchange(FrameList& out) {
     while (Frame f = out.pop()) give(std::move(f));
     FrameList replies;
@@ -45,7 +45,6 @@ class EngineJoin : public testing::Test {
       ASSERT_EQ(roce::parse(f.bytes(), p), roce::ParseVerdict::kOk);
       if (p.dest_qp() == kGsiQpn) agent_.receive(p, now_, out);
     }
-    while (Frame f = out.pop()) give(std::move(f));
   }
   void give(Frame f) {
     roce::Packet p;
@@ -86,6 +85,9 @@ TEST_F(EngineJoin, AForeignVersionIsToldOurs) {
 TEST_F(EngineJoin, ASendWithImmediateEndsTheGroup) {
   const auto event = connect(encode(JoinRequest{}));
   ASSERT_EQ(event.kind, Kind::kReply);
+  FrameList rtu;
+  agent_.confirm(event.id, now_, rtu);
+  exchange(rtu);
   ASSERT_EQ(engine_.groups(now_).at(0).state, "running");
   roce::TransportFields f;
   f.opcode = roce::Opcode::kSendOnlyImm;

@@ -388,7 +388,7 @@ void WireCheck::acknowledgement(int64_t at_ns, const WirePacket& p, bool from_sw
 void WireCheck::arrived(int64_t, std::span<const uint8_t> frame) {
   WirePacket p;
   const char* why;
-  if (read_packet(frame, false, p, why) != WireKind::kRoce || !p.request()) return;
+  if (read_packet(frame, true, p, why) != WireKind::kRoce || !p.request()) return;
   Stream* s = find(p.src, p.dst, p.dest_qp);
   if (s == nullptr) return;
   const uint32_t n = distance(p.psn, s->first_psn);

@@ -31,7 +31,7 @@ class WireCheck {
 
   // A host or switch that made the frame itself has put it on its wire. `from_switch`: the aggregating side.
   void sent(int64_t at_ns, std::span<const uint8_t> frame, bool from_switch);
-  // A frame arrives where it is addressed to, perhaps corrupted.
+  // A frame arrives where it is addressed to. A corrupted one is none.
   void arrived(int64_t at_ns, std::span<const uint8_t> frame);
   // A frame that a switch only passes on: its ICRC must still be right.
   void passed(int64_t at_ns, std::span<const uint8_t> frame);
