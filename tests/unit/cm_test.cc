@@ -318,6 +318,29 @@ TEST(Cm, LostRejIsIssuedAgain) {
   EXPECT_EQ(net.a.agent.connections() + net.b.agent.connections(), 0u);
 }
 
+TEST(Cm, AnswersGoToWhereARepeatedReqCameFrom) {
+  for (const bool refused : {false, true}) {
+    Node n("10.0.0.2", "10.0.0.1", {.ca_guid = 0xB});
+    n.agent.listen(kService);
+    n.react = [&](const CmEvent& e) {
+      if (refused)
+        n.agent.reject(e.id, RejectReason::kConsumer, {}, Time(1), n.out);
+      else
+        n.agent.accept(e.id, kQpB, {}, Time(1), n.out);
+    };
+    Node peer("10.0.0.1", "10.0.0.2", {.ca_guid = 0xA});
+    peer.agent.connect(peer.path, kService, kQpA, 40000, {}, Time(1), peer.out);
+    Bytes req = drain(peer.out).at(0);
+    for (const uint8_t mac : {uint8_t{0x44}, uint8_t{1}}) {
+      req[11] = mac;  // the last byte of the source MAC
+      n.receive(req, Time(2));
+      const auto answers = drain(n.out);
+      ASSERT_EQ(answers.size(), 1u);
+      EXPECT_EQ(answers[0][5], mac);
+    }
+  }
+}
+
 TEST(Cm, LostRepIsRepeatedOnItsTimerAndOnTheReq) {
   Net net;
   int reps = 0;

@@ -120,7 +120,8 @@ void Network::launch(Link& link, uint32_t number, Packet* packet) {
   if (random_.ppm(f.mark) && mark_congestion(packet->span())) link.stats.marked++;
   if (random_.ppm(f.corrupt)) {
     link.stats.corrupted++;
-    const uint64_t bit = random_.below(uint64_t{packet->size} * 8);
+    // Behind the Ethernet header, which is each hop's own and protected by its FCS.
+    const uint64_t bit = 14 * 8 + random_.below((uint64_t{packet->size} - 14) * 8);
     packet->bytes[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
   }
   auto late = [&] {
