@@ -226,8 +226,8 @@ void Engine::Impl::admit(const roce::CmEvent& request, const JoinRequest& j, Tim
 
 void Engine::Impl::start_if_complete(Group& g) {
   if (g.state != Group::State::kJoining || g.joined != static_cast<uint32_t>(g.world) * g.stripes) return;
-  // Whoever has never been heard of may be no more than a late copy of a dead process's REQ: the others must not
-  // start with it. And a NIC that has not sent its RTU may not be ready for START.
+  // Whoever has never been heard of may be no more than a late copy of a dead process's REQ: the others must
+  // not start with it. And a NIC that has not sent its RTU may not be ready for START.
   for (const auto& m : g.members)
     for (const auto& l : m->links)
       if (!l->established) return;

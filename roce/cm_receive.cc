@@ -150,7 +150,8 @@ void CmAgent::Impl::on_message(const Packet& p, const MadHeader& h, const ReqMes
 
 void CmAgent::Impl::on_repeated_req(Connection& c, const Packet& p, const MadHeader& h, FrameList& out) {
   counters.req_repeated++;
-  // Where the peer is now: the first REQ's Ethernet header, which no CRC covers end to end, may have been wrong.
+  // Where the peer is now: the first REQ's Ethernet header, which no CRC covers end to end, may have been
+  // wrong.
   c.path.src_mac = p.dst_mac;
   c.path.dst_mac = p.src_mac;
   switch (c.state) {

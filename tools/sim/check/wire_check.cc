@@ -141,6 +141,10 @@ void WireCheck::mad(int64_t at_ns, const WirePacket& p, bool from_switch) {
       c.from_switch.first_psn = be24(m + 44);  // where the *other* side shall begin
       c.stripe = m[140 + 36 + 5];
       c.rank = static_cast<uint16_t>(be16(m + 140 + 36 + 24));
+      c.from_switch.connection = &c;
+      c.from_switch.of_switch = true;
+      // From now on the switch may tell that the group is over, although there may be no frame for its REP.
+      streams_.try_emplace({c.sw, c.host, c.host_qpn}, &c.from_switch);
       break;
     }
     case 0x13: {
@@ -267,6 +271,7 @@ void WireCheck::message(int64_t at_ns, const WirePacket& p, Connection& c) {
   Group& g = groups_[{c.sw, {be32(m + 8), c.stripe}}];
   if (m[3] == 0x80) {
     counts_.starts++;
+    if (c.switch_qpn == 0) accuse(at_ns, c.from_switch, "START was sent before a REP");
     c.started = true;
     c.window = static_cast<uint16_t>(be16(m + 4));
     c.mtu = 128u << m[6];
@@ -367,7 +372,9 @@ void WireCheck::acknowledgement(int64_t at_ns, const WirePacket& p, bool from_sw
   Stream* mine = find(p.src, p.dst, p.dest_qp);
   if (mine == nullptr) return violations_.add("wire", at_ns, "an acknowledgement to a queue pair of nobody");
   Connection& c = *mine->connection;
-  Stream& s = mine->of_switch ? c.from_host : c.from_switch;
+  // A late copy of a REQ may have made another connection to the same queue pair of the host's, which cannot
+  // tell its requests apart.
+  Stream& s = mine->of_switch ? c.from_host : *find(c.sw, c.host, c.host_qpn);
   // How many packets it says have been taken.
   const int64_t taken = kind == 0 ? distance(p.psn + 1, s.first_psn) : distance(p.psn, s.first_psn);
   if (taken > static_cast<int64_t>(s.arrived))
