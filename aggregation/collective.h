@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "aggregation/datatype.h"
+#include "aggregation/ranks.h"
 
 namespace millrace::aggregation {
 
@@ -40,18 +41,41 @@ struct SegmentShape {
   bool contributes(uint16_t rank) const { return length != 0 && (reduces(collective) || rank == source()); }
   uint16_t contributors() const { return length == 0 ? 0 : reduces(collective) ? world : 1; }
 
+  bool contributes(const RankSet& ranks) const {
+    return length != 0 && (reduces(collective) || ranks.contains(source()));
+  }
+  // What members that stand for several ranks send of them: accumulators, where those are wide.
+  bool partial_is_wide() const { return reduces(collective) && length != 0 && is_wide(wire); }
+  uint32_t partial_bytes() const {
+    return partial_is_wide() ? static_cast<uint32_t>(wide_elements(wire, payload) * sizeof(float)) : payload;
+  }
+
   struct Range {
     uint32_t begin = 0, end = 0;
     uint32_t bytes() const { return end - begin; }
   };
   // Which of the payload's bytes a rank receives.
   Range receives(uint16_t rank) const {
-    const bool all =
-        collective == Collective::kAllReduce || (collective == Collective::kReduce && rank == root) ||
-        ((collective == Collective::kBroadcast || collective == Collective::kAllGather) && rank != source());
-    if (collective != Collective::kReduceScatter) return all ? Range{0, payload} : Range{};
-    const uint64_t begin = std::max(offset, rank * shard());
-    const uint64_t end = std::min(offset + length, (rank + uint64_t{1}) * shard());
+    return collective == Collective::kReduceScatter ? shards(rank, rank) : whole(receives_all(rank));
+  }
+  // What of them ranks receive together: the range from the first's to the last's.
+  Range receives(const RankSet& ranks) const {
+    if (ranks.size() == 1) return receives(ranks.first());
+    if (collective == Collective::kReduceScatter) return shards(ranks.first(), ranks.last());
+    return whole(collective == Collective::kReduce ? ranks.contains(root)
+                                                   : collective != Collective::kBarrier);
+  }
+
+ private:
+  Range whole(bool received) const { return received ? Range{0, payload} : Range{}; }
+  bool receives_all(uint16_t rank) const {
+    return collective == Collective::kAllReduce || (collective == Collective::kReduce && rank == root) ||
+           ((collective == Collective::kBroadcast || collective == Collective::kAllGather) &&
+            rank != source());
+  }
+  Range shards(uint16_t first, uint16_t last) const {
+    const uint64_t begin = std::max(offset, first * shard());
+    const uint64_t end = std::min(offset + length, (last + uint64_t{1}) * shard());
     if (begin >= end) return {};
     // In another wire form a segment lies within one shard.
     if (wire != type) return {0, payload};

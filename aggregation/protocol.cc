@@ -9,7 +9,8 @@
 namespace millrace::aggregation {
 namespace {
 
-constexpr uint8_t kTypeStart = 0x80, kTypeTerminal = 0x81;
+constexpr uint8_t kTypeStart = 0x80, kTypeTerminal = 0x81, kTypeMembers = 0x82;
+constexpr uint8_t kMembersGone = 1;
 
 struct JoinRequestWire {
   Be32 magic;
@@ -47,6 +48,21 @@ struct StartWire {
   Be16 world, zero;
 };
 static_assert(sizeof(StartWire) == 20);
+
+struct MembersWire {
+  Be16 magic;
+  uint8_t version, type;
+  Be16 window;
+  uint8_t flags, zero8;
+  Be32 group, segment_bytes;
+  Be16 ranges, zero;
+};
+static_assert(sizeof(MembersWire) == 20);
+
+struct RangeWire {
+  Be16 first, last;
+};
+static_assert(sizeof(MembersWire) + kMembersRangesMax * sizeof(RangeWire) <= kMessageBytesMax);
 
 struct TerminalWire {
   Be16 magic;
@@ -116,7 +132,7 @@ std::string_view name(Code code) noexcept {
 
 std::array<uint8_t, kJoinRequestBytes> encode(const JoinRequest& j) {
   JoinRequestWire w{};
-  w.magic = kJoinMagic;
+  w.magic = j.child ? kChildMagic : kJoinMagic;
   w.version = j.version;
   w.stripe = j.stripe;
   w.stripes = j.stripes;
@@ -132,8 +148,10 @@ std::array<uint8_t, kJoinRequestBytes> encode(const JoinRequest& j) {
 
 std::optional<JoinRequest> decode_join_request(std::span<const uint8_t> bytes) {
   JoinRequestWire w;
-  if (!read(bytes, w) || w.magic.value() != kJoinMagic) return std::nullopt;
+  if (!read(bytes, w) || (w.magic.value() != kJoinMagic && w.magic.value() != kChildMagic))
+    return std::nullopt;
   JoinRequest j;
+  j.child = w.magic.value() == kChildMagic;
   j.version = w.version;
   if (j.version != kProtocolVersion) return j;
   std::copy(w.key, w.key + 16, j.key.begin());
@@ -229,13 +247,36 @@ std::vector<uint8_t> encode(const Terminal& t) {
   return bytes_of(w, as_bytes(text));
 }
 
-SwitchMessage decode_switch_message(std::span<const uint8_t> bytes) {
-  SwitchMessage m;
-  if (bytes.size() < 4 || bytes[0] != kMagic >> 8 || bytes[1] != (kMagic & 0xFF) ||
-      bytes[2] != kProtocolVersion)
-    return m;
+std::vector<uint8_t> encode(const Members& m) {
+  MembersWire w{};
+  w.magic = kMagic;
+  w.version = kProtocolVersion;
+  w.type = kTypeMembers;
+  w.window = m.window;
+  w.flags = m.gone ? kMembersGone : 0;
+  w.group = m.group;
+  w.segment_bytes = m.segment_bytes;
+  w.ranges = static_cast<uint16_t>(m.ranks.size());
+  std::vector<uint8_t> out = bytes_of(w);
+  for (const RankRange& r : m.ranks) {
+    const RangeWire range{r.first, static_cast<uint16_t>(r.first + r.count - 1)};
+    const auto* at = reinterpret_cast<const uint8_t*>(&range);
+    out.insert(out.end(), at, at + sizeof(range));
+  }
+  return out;
+}
+
+bool is_control_message(std::span<const uint8_t> bytes) noexcept {
+  return bytes.size() >= 4 && bytes[0] == kMagic >> 8 && bytes[1] == (kMagic & 0xFF) &&
+         bytes[2] == kProtocolVersion && (bytes[3] & 0x80) != 0;
+}
+
+ControlMessage decode_control_message(std::span<const uint8_t> bytes) {
+  ControlMessage m;
+  if (!is_control_message(bytes)) return m;
   StartWire s;
   TerminalWire t;
+  MembersWire w;
   if (bytes[3] == kTypeStart && read(bytes, s)) {
     if (s.stripes == 0 || s.stripes > kStripesMax || bytes.size() < sizeof(s) + s.stripes) return m;
     const uint8_t* weights = bytes.data() + sizeof(s);
@@ -249,6 +290,18 @@ SwitchMessage decode_switch_message(std::span<const uint8_t> bytes) {
                  text_of(bytes, sizeof(t), t.text_length.value())};
     for (size_t i = 0; i < std::min<size_t>(16, t.ranks.value()); i++) out.ranks.push_back(t.rank[i].value());
     m.terminal = std::move(out);
+  } else if (bytes[3] == kTypeMembers && read(bytes, w)) {
+    const size_t n = w.ranges.value();
+    if (n > kMembersRangesMax || bytes.size() < sizeof(w) + n * sizeof(RangeWire)) return m;
+    Members out{
+        w.window.value(), (w.flags & kMembersGone) != 0, w.group.value(), w.segment_bytes.value(), {}};
+    for (size_t i = 0; i < n; i++) {
+      RangeWire r;
+      std::memcpy(&r, bytes.data() + sizeof(w) + i * sizeof(r), sizeof(r));
+      if (r.first.value() > r.last.value()) return m;
+      out.ranks.push_back({r.first.value(), uint32_t{r.last.value()} - r.first.value() + 1});
+    }
+    m.members = std::move(out);
   }
   return m;
 }
@@ -267,7 +320,11 @@ SegmentShape shape(const SegmentHeader& h, uint16_t world) noexcept {
   return s;
 }
 
-const char* check(const SegmentHeader& h, uint32_t segment_bytes, uint16_t world) noexcept {
+namespace {
+
+// What is the same for every member; `child`: with ranks of its own.
+const char* check_segment(const SegmentHeader& h, uint32_t segment_bytes, uint16_t world,
+                          bool child) noexcept {
   if (h.magic.value() != kMagic) return "wrong magic";
   if (h.version != kProtocolVersion) return "unknown version";
   const auto collective = static_cast<Collective>(h.collective);
@@ -276,7 +333,8 @@ const char* check(const SegmentHeader& h, uint32_t segment_bytes, uint16_t world
   if (collective < Collective::kAllReduce || collective > Collective::kBarrier) return "unknown collective";
   const size_t element = element_bytes(type);
   if (element == 0) return "unknown datatype";
-  if (h.flags & ~(kFlagDeterministic | kFlagLast | kFlagHeaderOnly)) return "unknown flags";
+  if (h.flags & ~(kFlagDeterministic | kFlagLast | kFlagHeaderOnly | (child ? kFlagWide : 0)))
+    return "unknown flags";
   if (h.zero.value() != 0) return "reserved bytes are not zero";
   if (reduces(collective)) {
     if (!supported(type, op)) return "unsupported operator for the datatype";
@@ -295,21 +353,44 @@ const char* check(const SegmentHeader& h, uint32_t segment_bytes, uint16_t world
   if (offset > total || length > total - offset) return "offset and length exceed the total";
   if (total % element || offset % element || length % element) return "not a multiple of the element size";
   if (collective == Collective::kBarrier && total != 0) return "a barrier carries data";
-  const SegmentShape s = shape(h, world);
   if (has_shards(collective) && total % (world * element) != 0)
     return "a total that does not divide into shards";
+  const uint64_t shard = total / world;
   if (length != 0 && (collective == Collective::kAllGather || (has_shards(collective) && wire != type)) &&
-      offset / s.shard() != (offset + length - 1) / s.shard())
+      offset / shard != (offset + length - 1) / shard)
     return "a segment that straddles shards";
-  const uint64_t address = h.result_address.value();
-  if (address + s.receives(h.rank.value()).bytes() < address) return "result address wraps around";
-  const bool header_only = h.flags & kFlagHeaderOnly;
-  if (header_only == s.contributes(h.rank.value())) return "header-only does not match the member's part";
-  if (h.payload_bytes.value() != (header_only ? 0 : s.payload))
-    return "payload bytes do not match the length";
   if (((h.flags & kFlagLast) != 0) != (offset + length == total))
     return "the last flag does not match the offset";
   return nullptr;
+}
+
+// What depends on the member's part.
+const char* check_part(const SegmentHeader& h, bool contributes, uint32_t payload,
+                       uint32_t received) noexcept {
+  const uint64_t address = h.result_address.value();
+  if (address + received < address) return "result address wraps around";
+  const bool header_only = h.flags & kFlagHeaderOnly;
+  if (header_only == contributes) return "header-only does not match the member's part";
+  if (h.payload_bytes.value() != (header_only ? 0 : payload)) return "payload bytes do not match the length";
+  return nullptr;
+}
+
+}  // namespace
+
+const char* check(const SegmentHeader& h, uint32_t segment_bytes, uint16_t world) noexcept {
+  if (const char* wrong = check_segment(h, segment_bytes, world, false)) return wrong;
+  const SegmentShape s = shape(h, world);
+  const uint16_t rank = h.rank.value();
+  return check_part(h, s.contributes(rank), s.payload, s.receives(rank).bytes());
+}
+
+const char* check(const SegmentHeader& h, uint32_t segment_bytes, uint16_t world,
+                  const RankSet& ranks) noexcept {
+  if (const char* wrong = check_segment(h, segment_bytes, world, true)) return wrong;
+  const SegmentShape s = shape(h, world);
+  const bool wide = s.partial_is_wide();
+  if (((h.flags & kFlagWide) != 0) != wide) return "a partial that is not as wide as its type asks for";
+  return check_part(h, s.contributes(ranks), s.partial_bytes(), s.receives(ranks).bytes());
 }
 
 }  // namespace millrace::aggregation

@@ -18,6 +18,8 @@ namespace millrace::aggregation {
 inline constexpr uint8_t kProtocolVersion = 1;
 inline constexpr uint16_t kMagic = 0x4D52;          // "MR"
 inline constexpr uint32_t kJoinMagic = 0x4D4C5243;  // "MLRC"
+inline constexpr uint32_t kChildMagic =
+    0x4D4C5253;  // "MLRS": a REQ of a member that stands for several ranks
 inline constexpr uint16_t kDefaultPort = 18600;
 inline constexpr uint32_t kSegmentHeaderBytes = 64;
 inline constexpr uint32_t kMessageBytesMax = 512;  // START and terminal messages
@@ -42,7 +44,9 @@ enum class Code : uint16_t {
 };
 std::string_view name(Code) noexcept;
 
-enum Flags : uint8_t { kFlagDeterministic = 1, kFlagLast = 2, kFlagHeaderOnly = 4 };
+enum Flags : uint8_t { kFlagDeterministic = 1, kFlagLast = 2, kFlagHeaderOnly = 4, kFlagWide = 8 };
+// Of these, what members need not agree on.
+inline constexpr uint8_t kFlagsOfMember = kFlagHeaderOnly | kFlagWide;
 
 // In front of every segment, member → switch.
 struct SegmentHeader {
@@ -60,6 +64,7 @@ static_assert(sizeof(SegmentHeader) == kSegmentHeaderBytes && alignof(SegmentHea
 // REQ private data, 56 bytes.
 struct JoinRequest {
   std::array<uint8_t, 16> key{};
+  bool child = false;  // the magic: a member that stands for several ranks
   uint8_t version = kProtocolVersion;
   uint8_t stripe = 0, stripes = 1, mtu_code = 5;
   uint16_t rank = 0, world = 1;
@@ -113,12 +118,25 @@ struct Terminal {
 };
 std::vector<uint8_t> encode(const Terminal&);
 
-// What a SEND from the switch is; monostate-like: neither for anything else.
-struct SwitchMessage {
+// MEMBERS, child → parent, before START: ranks have come to it, or are gone.
+struct Members {
+  uint16_t window = 0;  // the child's limits
+  bool gone = false;
+  uint32_t group = 0, segment_bytes = 0;
+  std::vector<RankRange> ranks;
+};
+inline constexpr size_t kMembersRangesMax = 120;
+std::vector<uint8_t> encode(const Members&);  // of at most kMembersRangesMax ranges
+
+// What a SEND that is no segment is; none of them for anything else.
+struct ControlMessage {
   std::optional<Start> start;
   std::optional<Terminal> terminal;
+  std::optional<Members> members;
 };
-SwitchMessage decode_switch_message(std::span<const uint8_t>);
+ControlMessage decode_control_message(std::span<const uint8_t>);
+// Whether a SEND is one, by its first four bytes; segments are not.
+bool is_control_message(std::span<const uint8_t>) noexcept;
 
 // What every result's immediate says.
 constexpr uint32_t result_immediate(uint64_t segment_counter) {
@@ -129,6 +147,9 @@ constexpr uint32_t result_immediate(uint64_t segment_counter) {
 // sentence's fragment naming the first wrong field ("not a multiple of the element size"), or nullptr. No
 // allocation.
 const char* check(const SegmentHeader&, uint32_t segment_bytes, uint16_t world) noexcept;
+// The same of a child's, which stands for `ranks`.
+const char* check(const SegmentHeader&, uint32_t segment_bytes, uint16_t world,
+                  const RankSet& ranks) noexcept;
 // What a header that has passed check() says of its segment.
 SegmentShape shape(const SegmentHeader&, uint16_t world) noexcept;
 

@@ -228,7 +228,7 @@ void Communicator::Impl::link_error(Stripe& stripe, const Completion& c, Time no
 }
 
 void Communicator::Impl::message(Stripe& stripe, const std::vector<uint8_t>& bytes, Time now) {
-  const aggregation::SwitchMessage m = aggregation::decode_switch_message(bytes);
+  const aggregation::ControlMessage m = aggregation::decode_control_message(bytes);
   if (m.terminal) {
     fail(status_of(m.terminal->code), m.terminal->text, now);
     return;

@@ -196,7 +196,7 @@ int breach(const Options& o) {
       transport.poll(completions);
       for (const Completion& c : completions) {
         if (c.kind == Completion::Kind::kError) throw Failure(c.text);
-        if (c.kind == Completion::Kind::kMessage) start = aggregation::decode_switch_message(c.message).start;
+        if (c.kind == Completion::Kind::kMessage) start = aggregation::decode_control_message(c.message).start;
         if (c.kind == Completion::Kind::kMessage && !start) throw Failure("a message that is no START");
         results += c.kind == Completion::Kind::kResult;
         sent += c.kind == Completion::Kind::kSent;

@@ -45,13 +45,13 @@ void join_reject(std::span<const uint8_t> bytes) {
 }
 
 void switch_message(std::span<const uint8_t> bytes) {
-  const SwitchMessage m = decode_switch_message(bytes);
+  const ControlMessage m = decode_control_message(bytes);
   FUZZ_CHECK(!(m.start && m.terminal));
   if (m.start) {
     FUZZ_CHECK(!m.start->weights.empty() && m.start->weights.size() <= kStripesMax);
     const auto encoded = encode(*m.start);
     FUZZ_CHECK(encoded.size() <= kMessageBytesMax);
-    const auto again = decode_switch_message(encoded).start;
+    const auto again = decode_control_message(encoded).start;
     FUZZ_CHECK(again && again->window == m.start->window && again->mtu_code == m.start->mtu_code);
     FUZZ_CHECK(again->group == m.start->group && again->segment_bytes == m.start->segment_bytes);
     FUZZ_CHECK(again->world == m.start->world && again->weights == m.start->weights);
@@ -60,7 +60,7 @@ void switch_message(std::span<const uint8_t> bytes) {
     FUZZ_CHECK(m.terminal->ranks.size() <= 16 && m.terminal->text.size() <= bytes.size());
     const auto encoded = encode(*m.terminal);
     FUZZ_CHECK(encoded.size() <= kMessageBytesMax);
-    const auto again = decode_switch_message(encoded).terminal;
+    const auto again = decode_control_message(encoded).terminal;
     FUZZ_CHECK(again && again->code == m.terminal->code && again->group == m.terminal->group);
     FUZZ_CHECK(again->operation == m.terminal->operation && again->ranks == m.terminal->ranks);
     FUZZ_CHECK(m.terminal->text.starts_with(again->text));

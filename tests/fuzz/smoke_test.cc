@@ -95,7 +95,7 @@ TEST(Fuzz, TheProtocolsDecodersTakeWhateverComes) {
                                               : std::vector<uint8_t>(join.begin(), join.end());
     mutate(bytes, random);
     bytes.shrink_to_fit();
-    aggregation::decode_switch_message(bytes);
+    aggregation::decode_control_message(bytes);
     aggregation::decode_join_reject(bytes);
     aggregation::decode_join_reply(bytes);
     aggregation::decode_join_request(bytes);

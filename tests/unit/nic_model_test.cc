@@ -546,7 +546,7 @@ TEST(NicModel, ABreachOfTheWindowIsWaitedOut) {
   Communicator& other = rig.join(1, 2);
   ASSERT_TRUE(rig.run([&] { return other.state() == Communicator::State::kRunning; }));
   ASSERT_TRUE(rig.run([&] { return rig.host(0).strays.size() == 2; }));
-  const auto start = aggregation::decode_switch_message(rig.host(0).strays[1].message).start;
+  const auto start = aggregation::decode_control_message(rig.host(0).strays[1].message).start;
   ASSERT_TRUE(start);
   EXPECT_EQ(start->window, 2);
 

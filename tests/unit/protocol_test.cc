@@ -59,7 +59,7 @@ TEST(Protocol, StartLayout) {
             "0004"
             "0000"
             "0101");
-  const auto back = decode_switch_message(bytes).start;
+  const auto back = decode_control_message(bytes).start;
   ASSERT_TRUE(back);
   EXPECT_EQ(hex(encode(*back)), hex(bytes));
 }
@@ -78,14 +78,14 @@ TEST(Protocol, TerminalLayoutAndLimits) {
             "0002"
             "0005");
   EXPECT_EQ(std::string(bytes.begin() + 56, bytes.end()), "rank 2 is gone");
-  const auto back = decode_switch_message(bytes).terminal;
+  const auto back = decode_control_message(bytes).terminal;
   ASSERT_TRUE(back);
   EXPECT_EQ(back->ranks, t.ranks);
   EXPECT_EQ(back->text, t.text);
   t.text = std::string(455, 'x') + "\u00e9 and more";  // the limit falls inside a character
   EXPECT_EQ(encode(t).size(), 56u + 455u);
   t.ranks.assign(100, 1);
-  EXPECT_EQ(decode_switch_message(encode(t)).terminal->ranks.size(), 16u);
+  EXPECT_EQ(decode_control_message(encode(t)).terminal->ranks.size(), 16u);
 }
 
 TEST(Protocol, RejectAndReplyLayout) {
@@ -111,7 +111,7 @@ TEST(Protocol, AnyTruncationOfAMessageIsHarmless) {
     for (size_t n = 0; n < whole.size(); n++) {
       auto exact = std::vector<uint8_t>(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(n));
       exact.shrink_to_fit();
-      decode_switch_message(exact);
+      decode_control_message(exact);
     }
 }
 
