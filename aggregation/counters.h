@@ -24,12 +24,14 @@ namespace millrace::aggregation {
   X(naks_received)                                                                                         \
   X(rnr_naks_received)                                                                                     \
   X(retransmitted_packets)                                                                                 \
-  X(timeouts) X(tail_probes) X(cnps_received) X(cnps_sent) X(probes_sent)                                  \
+  X(timeouts)                                                                                              \
+  X(tail_probes) X(cnps_received) X(cnps_sent) X(probes_sent)                                              \
       X(results_not_built) /* the frame pool was empty: built again later */ /* the protocol */            \
       X(contributions) X(contribution_bytes) X(chunks_reduced) X(results_sent) X(result_bytes) X(segments) \
           X(window_breaches) X(groups_formed) X(groups_ended) X(groups_failed) X(joins_refused)            \
-              X(stragglers) X(terminals_sent)                                                              \
-                  X(members_evicted) /* from groups that had not started: gone, or a late copy of a REQ */
+              X(partials_sent) X(results_received) /* to and from the parent */                            \
+      X(stragglers) X(terminals_sent)                                                                      \
+          X(members_evicted) /* from groups that had not started: gone, or a late copy of a REQ */
 
 struct Counters {
 #define X(n) uint64_t n = 0;

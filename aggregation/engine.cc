@@ -16,6 +16,10 @@ namespace {
 
 constexpr uint32_t kPacketsPerTurn = 64;  // of one queue pair, before the next has its turn
 constexpr Time kGroupTick = milliseconds(50);
+// How long a parent's refusal waits for the ranks to come together below it.
+constexpr Time kRefusalStands = std::chrono::seconds(2);
+// So much longer a child waits for its parent to say who is missing.
+constexpr Time kParentFirst = std::chrono::seconds(5);
 
 roce::CmConfig cm_config(uint64_t seed) {
   roce::CmConfig cm;
@@ -33,6 +37,10 @@ void validate(const EngineConfig& c) {
                " (the MTU less 64) plus a multiple of the MTU, "
                "at most 1 MiB");
   if (c.window < 1 || c.window > 1024) impossible("window must be 1 to 1024");
+  if (c.parent && std::none_of(c.addresses.begin(), c.addresses.end(),
+                               [&](auto& a) { return a.is_v4() == c.parent->is_v4(); }))
+    impossible("the parent " + c.parent->to_string() +
+               " is not of a family that this switch has an address of");
   if (c.world_max < 1 || c.world_max > 65535) impossible("world_max must be 1 to 65535");
 }
 
@@ -120,13 +128,18 @@ void Engine::Impl::receive(Frame frame, const roce::Packet& packet, Time now, Fr
     case Reception::kNewRequest:
       if (packet.ecn_ce()) send_cnp(link, now, out);
       handle_request(link, std::move(frame), packet, now);
+      if (link.member->kind == Member::Kind::kChild && link.group->state == Group::State::kJoining) {
+        // It may have said that ranks have come.
+        report_members(*link.group);
+        start_if_complete(*link.group, now, out);
+      }
       break;
   }
   // The first valid packet on the queue pair counts as the RTU.
   if (!link.established) {
-    link.established = true;
     cm.established(link.cm);
-    start_if_complete(*link.group);
+    arrived(link);
+    start_if_complete(*link.group, now, out);
   }
   if (link.qp.wants_to_emit()) queue(link);
 }
@@ -139,6 +152,11 @@ void Engine::Impl::handle_cm_events(Time now, FrameList& out) {
       join(event, now, out);
       continue;
     }
+    if (const auto attempt = by_attempt.find(event.id.value); attempt != by_attempt.end()) {
+      const auto [group, stripe] = attempt->second;
+      handle_up_event(*group, stripe, event, now, out);
+      continue;
+    }
     const auto found = by_cm.find(event.id.value);
     if (found == by_cm.end()) {
       // A contested join whose asker gave up.
@@ -147,8 +165,8 @@ void Engine::Impl::handle_cm_events(Time now, FrameList& out) {
     }
     Link& link = *found->second;
     if (event.kind == Kind::kEstablished) {
-      link.established = true;
-      start_if_complete(*link.group);
+      arrived(link);
+      start_if_complete(*link.group, now, out);
     }
     if (event.kind == Kind::kDisconnected)
       leave(link, true, now, out);
@@ -157,13 +175,20 @@ void Engine::Impl::handle_cm_events(Time now, FrameList& out) {
   }
 }
 
-void Engine::Impl::tick_group(Group& g, Time now) {
-  if (g.state == Group::State::kJoining && now - g.created >= config.join_timeout) {
+void Engine::Impl::tick_group(Group& g, Time now, FrameList& out) {
+  if (g.state == Group::State::kJoining && g.up) {
+    if (g.up->refusal && now - g.up->refused_at >= kRefusalStands)
+      return fail(g, g.up->refusal->code, {}, describe(g.up->member) + ": " + g.up->refusal->text, now);
+    connect_up(g, now, out);
+    report_members(g);
+  }
+  // Only the root knows who is missing.
+  const Time patience = config.join_timeout + (g.up && g.up->member.here ? kParentFirst : Time{});
+  if (g.state == Group::State::kJoining && now - g.created >= patience) {
     std::vector<uint16_t> missing;
     std::string names;
     for (uint16_t r = 0; r < g.world; r++) {
-      const Member* m = g.members[r].get();
-      if (m && std::none_of(m->links.begin(), m->links.end(), [](auto& l) { return l == nullptr; })) continue;
+      if (g.here.contains(r)) continue;
       if (missing.size() < 16) names += (missing.empty() ? "" : ", ") + std::to_string(r);
       missing.push_back(r);
     }
@@ -188,12 +213,14 @@ void Engine::Impl::tick_group(Group& g, Time now) {
       if (waiting < config.operation_timeout) continue;
       std::vector<uint16_t> late;
       std::string names;
-      for (uint16_t r = 0; r < g.world; r++) {
+      for (const auto& m : g.members) {
         // Whoever is still at this segment has not contributed all of it.
-        if (g.members[r]->links[i]->segment > slots.released()) continue;
-        if (late.size() < 16) names += (late.empty() ? "" : ", ") + describe(*g.members[r]);
-        late.push_back(r);
+        if (!m || m->links[i]->segment > slots.released()) continue;
+        if (late.size() < 16) names += (late.empty() ? "" : ", ") + describe(*m);
+        const auto ranks = m->ranks.ranks();
+        late.insert(late.end(), ranks.begin(), ranks.end());
       }
+      if (late.empty()) continue;  // it is for the parent to say for whom it waits
       fail(g, Code::kLate, late,
            "operation " + std::to_string(slot.reference().operation.value()) + " timed out waiting for " +
                names,
@@ -207,7 +234,8 @@ void Engine::Impl::tick_group(Group& g, Time now) {
 bool Engine::Impl::tick_link(Link& link, Time now, FrameList& out) {
   if (link.disconnected) return true;  // it has said goodbye and owes nothing
   if (now >= link.qp.next_deadline()) {
-    if (link.qp.dead(now) && !link.established && link.group->state == Group::State::kJoining) {
+    const bool joining = link.group->state == Group::State::kJoining;
+    if (link.qp.dead(now) && joining && (!link.established || link.member->kind == Member::Kind::kChild)) {
       evict(*link.member, now, out);
       return false;
     }
@@ -227,17 +255,19 @@ bool Engine::Impl::tick_link(Link& link, Time now, FrameList& out) {
 
 void Engine::Impl::tick(Time now, FrameList& out) {
   next_tick = groups.empty() ? kNever : now + kGroupTick;
-  for (auto& [id, group] : groups)
+  for (auto& [id, group] : groups) {
     for (auto& m : group->members)
       for (size_t i = 0; m && i < m->links.size(); i++)
         if (m->links[i] && !tick_link(*m->links[i], now, out)) break;
+    if (group->up)
+      for (auto& l : group->up->member.links)
+        if (l) tick_link(*l, now, out);
+  }
   for (auto& [id, group] : groups) {
-    tick_group(*group, now);
+    tick_group(*group, now, out);
     if (group->state != Group::State::kFailed) continue;
     bool waiting = false;
-    for (auto& m : group->members)
-      if (m)
-        for (auto& l : m->links) waiting |= l && !l->disconnected && !(l->qp.over() || l->qp.dead(now));
+    group->each_link([&](Link& l) { waiting |= !l.disconnected && !(l.qp.over() || l.qp.dead(now)); });
     if (!waiting || now >= group->gone_at) ended.push_back(id);
   }
 }
@@ -307,6 +337,7 @@ std::vector<GroupInfo> Engine::Impl::groups_info(Time now) const {
     info.stripes = g->stripes;
     info.memory = g->memory;
     info.operation = g->operation;
+    if (g->up) info.parent = g->up->member.address.to_string();
     for (size_t i = 0; i < g->stripe.size(); i++) {
       const SlotRing& slots = g->stripe[i].slots;
       const SegmentSlot& slot = slots.slot(slots.released());
@@ -322,7 +353,8 @@ std::vector<GroupInfo> Engine::Impl::groups_info(Time now) const {
     for (const auto& m : g->members) {
       if (!m) continue;
       MemberInfo mi;
-      mi.rank = m->rank;
+      if (!m->ranks.empty()) mi.rank = m->ranks.first();
+      if (!m->host()) mi.ranks = m->ranks.empty() ? "no rank yet" : m->ranks.to_string();
       mi.address = m->address;
       mi.connected = !m->left;
       mi.silent_for = Time::max();

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,9 @@ struct Tenant {
 struct EngineConfig {
   std::vector<IpAddress> addresses;  // the switch's own
   MacAddress mac;
-  uint16_t cm_port = 18600;            // RDMA port space TCP
+  uint16_t cm_port = 18600;         // RDMA port space TCP
+  std::optional<IpAddress> parent;  // the switch above in a tree; of a family that `addresses` has
+  uint16_t parent_port = 18600;
   uint32_t mtu = 4096;                 // path MTU of members, bytes: 256 … 4096
   uint32_t segment_bytes = 65472;      // payload of one segment; MTU − 64 plus a multiple of the MTU
   uint16_t window = 4;                 // segments outstanding per stripe; few, so that slots stay in cache
@@ -44,7 +47,8 @@ struct EngineConfig {
 };
 
 struct MemberInfo {
-  uint16_t rank = 0;
+  uint16_t rank = 0;  // of a child switch the lowest
+  std::string ranks;  // "ranks 4-7" of a child switch; empty of a host
   IpAddress address;
   uint32_t qpn = 0;  // of the switch's queue pair (first stripe)
   uint32_t remote_qpn = 0;
@@ -65,9 +69,10 @@ struct GroupInfo {
   uint8_t stripes = 0;
   uint64_t memory = 0;              // bytes reserved
   uint64_t operation = 0;           // newest operation seen
+  std::string parent;               // address of the switch above, where the group is not rooted here
   std::string what;                 // "all-reduce sum f32 1048576 B", empty when idle
   Time waiting_for{};               // how long the oldest incomplete segment has been waiting
-  std::vector<MemberInfo> members;  // those that joined, by rank
+  std::vector<MemberInfo> members;  // those that joined, by rank; then child switches
 };
 
 class Engine {

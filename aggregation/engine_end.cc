@@ -26,7 +26,8 @@ constexpr Field kFields[] = {
     {"datatype", [](const SegmentHeader& h) { return std::string(name(static_cast<DataType>(h.type))); }},
     {"wire type",
      [](const SegmentHeader& h) { return std::string(name(static_cast<DataType>(h.wire_type))); }},
-    {"flags", [](const SegmentHeader& h) { return std::to_string(h.flags & ~kFlagHeaderOnly & ~kFlagLast); }},
+    {"order of ranks",
+     [](const SegmentHeader& h) { return std::string(h.flags & kFlagDeterministic ? "fixed" : "any"); }},
     {"root", [](const SegmentHeader& h) { return std::to_string(h.root.value()); }},
     {"operation", [](const SegmentHeader& h) { return std::to_string(h.operation.value()); }},
     {"total", [](const SegmentHeader& h) { return std::to_string(h.total.value()) + " B"; }},
@@ -46,10 +47,28 @@ std::string list(const std::vector<uint16_t>& ranks) {
   return ranks.size() > 16 ? s + ", …" : s;
 }
 
+// What a member's end takes from the group: its own ranks, or with the parent those that are not here.
+std::vector<uint16_t> ranks_of(const Group& g, const Member& m) {
+  if (m.kind != Member::Kind::kParent) return m.ranks.ranks();
+  std::vector<uint16_t> others;
+  for (uint32_t r = 0; r < g.world; r++)
+    if (!g.here.contains(static_cast<uint16_t>(r))) others.push_back(static_cast<uint16_t>(r));
+  return others;
+}
+
 }  // namespace
 
-std::string Engine::Impl::describe(const Member& m) const {
-  return "rank " + std::to_string(m.rank) + " (" + m.address.to_string() + ")";
+std::string Engine::Impl::describe(const Member& m) {
+  switch (m.kind) {
+    case Member::Kind::kHost:
+      return m.ranks.to_string() + " (" + m.address.to_string() + ")";
+    case Member::Kind::kChild:
+      return "the switch " + m.address.to_string() + " (" +
+             (m.ranks.empty() ? "no rank" : m.ranks.to_string()) + ")";
+    case Member::Kind::kParent:
+      break;
+  }
+  return "the parent switch " + m.address.to_string();
 }
 
 void Engine::Impl::fail(Group& g, Code code, std::vector<uint16_t> ranks, const std::string& text, Time now) {
@@ -68,26 +87,29 @@ void Engine::Impl::fail(Group& g, Code code, std::vector<uint16_t> ranks, const 
   t.ranks = std::move(ranks);
   t.text = text;
   g.terminal = encode(t);
+  if (g.up) t.group = g.up->group;
+  g.terminal_up = encode(t);
   for (Stripe& s : g.stripe) s.slots.clear();
-  for (auto& m : g.members) {
-    if (!m) continue;
-    for (auto& l : m->links) {
-      if (!l || l->disconnected) continue;
-      roce::WorkRequest request;
-      request.parts[0] = g.terminal;
-      if (l->qp.requester().post(std::move(request))) counters.terminals_sent++;
-      queue(*l);
-    }
-  }
+  g.each_link([&](Link& l) {
+    if (l.disconnected) return;
+    roce::WorkRequest request;
+    request.parts[0] = l.member->kind == Member::Kind::kParent ? g.terminal_up : g.terminal;
+    if (l.qp.requester().post(std::move(request))) counters.terminals_sent++;
+    queue(l);
+  });
   next_tick = std::min(next_tick, now);
 }
 
 void Engine::Impl::breach(Link& link, const std::string& what, Time now) {
-  fail(*link.group, Code::kBreach, {link.member->rank}, describe(*link.member) + " " + what, now);
+  fail(*link.group, Code::kBreach, link.member->ranks.ranks(), describe(*link.member) + " " + what, now);
 }
 
 void Engine::Impl::lost(Link& link, const std::string& how, Time now) {
-  fail(*link.group, Code::kMemberLost, {link.member->rank}, describe(*link.member) + " " + how, now);
+  const Group& g = *link.group;
+  const std::vector<uint16_t> ranks = ranks_of(g, *link.member);
+  std::string text = describe(*link.member) + " " + how;
+  if (link.member->kind == Member::Kind::kParent && !ranks.empty()) text += "; behind it: " + list(ranks);
+  fail(*link.group, Code::kMemberLost, ranks, text, now);
 }
 
 // A segment is in some members' hands and not in others'.
@@ -123,12 +145,16 @@ void Engine::Impl::evict(Member& m, Time now, FrameList& out) {
   forget_queued(g, &m);
   for (auto& l : m.links) {
     if (!l) continue;
-    detach(*l, {Code::kMemberLost, 0, describe(m) + " did not answer when its rank joined again"}, now, out);
-    g.joined--;
+    detach(*l, {Code::kMemberLost, 0, describe(m) + " did not answer while the group was forming"}, now, out);
+    g.links--;
   }
-  g.members[m.rank].reset();
+  if (m.here)
+    for (const uint16_t r : m.ranks.ranks()) g.here.erase(r);
+  g.seated--;
+  g.members[m.seat].reset();
+  report_members(g);
   counters.members_evicted++;
-  if (g.joined != 0) return;
+  if (g.links != 0) return;
   // Nobody is left: whoever joins next forms another group, and this one's memory is free at once.
   if (g.in_table) table.erase(g.key);
   g.in_table = false;
@@ -142,14 +168,20 @@ void Engine::Impl::evict(Member& m, Time now, FrameList& out) {
 void Engine::Impl::leave(Link& link, bool goodbye, Time now, FrameList& out) {
   Group& g = *link.group;
   Member& m = *link.member;
-  if (g.state == Group::State::kJoining && !goodbye) {
-    link.disconnected = true;  // its CM connection has ended
+  link.disconnected = true;
+  if (m.kind == Member::Kind::kParent) {
+    by_cm.erase(link.cm.value);
+    return lost(link, goodbye ? "has left the group" : "did not answer", now);
+  }
+  // Children take their leave of groups that have all ranks below them.
+  if (g.state == Group::State::kJoining && (!goodbye || m.kind == Member::Kind::kChild)) {
     evict(m, now, out);
     return;
   }
-  link.disconnected = true;
   by_cm.erase(link.cm.value);
   m.left = true;
+  if (m.kind == Member::Kind::kParent)
+    return lost(link, goodbye ? "has left the group" : "did not answer", now);
   if (g.departed == nullptr) g.departed = &m;
   if (g.in_table) table.erase(g.key);
   g.in_table = false;
@@ -177,43 +209,48 @@ void Engine::Impl::disagree(Link& link, uint64_t segment, Time now) {
     g.resolve_at = now + kJudgeAfter;
   }
   if (g.state == Group::State::kDisagreeing && g.disagree_stripe == link.stripe &&
-      g.disagree_segment == segment && g.stripe[link.stripe].slots.slot(segment).headers == g.world)
+      g.disagree_segment == segment && g.stripe[link.stripe].slots.slot(segment).headers == g.seated)
     resolve_disagreement(g, now);
 }
 
 void Engine::Impl::resolve_disagreement(Group& g, Time now) {
   const SegmentSlot& slot = g.stripe[g.disagree_stripe].slots.slot(g.disagree_segment);
-  // Camps of equal headers, in the order of their first rank.
-  std::vector<std::vector<uint16_t>> camps;
-  for (uint16_t r = 0; r < g.world; r++) {
-    if (!slot.present[r]) continue;
-    auto camp = std::find_if(camps.begin(), camps.end(),
-                             [&](const auto& c) { return same(slot.header[c[0]], slot.header[r]); });
-    if (camp == camps.end()) camp = camps.insert(camps.end(), std::vector<uint16_t>{});
-    camp->push_back(r);
+  // Camps of equal headers, in the order of their first seat.
+  struct Camp {
+    const SegmentHeader* header;
+    std::vector<uint16_t> ranks;
+  };
+  std::vector<Camp> camps;
+  for (size_t seat = 0; seat < slot.present.size(); seat++) {
+    if (!slot.present[seat] || !g.members[seat]) continue;
+    const SegmentHeader& h = slot.header[seat];
+    auto camp = std::find_if(camps.begin(), camps.end(), [&](const Camp& c) { return same(*c.header, h); });
+    if (camp == camps.end()) camp = camps.insert(camps.end(), Camp{&h, {}});
+    const auto more = g.members[seat]->ranks.ranks();
+    camp->ranks.insert(camp->ranks.end(), more.begin(), more.end());
   }
   size_t largest = 0, of_that_size = 0;
-  for (const auto& c : camps) largest = std::max(largest, c.size());
-  for (const auto& c : camps) of_that_size += c.size() == largest;
+  for (const Camp& c : camps) largest = std::max(largest, c.ranks.size());
+  for (const Camp& c : camps) of_that_size += c.ranks.size() == largest;
   const bool majority = of_that_size == 1;
-  const auto& reference =
-      *std::find_if(camps.begin(), camps.end(), [&](auto& c) { return c.size() == largest; });
+  const Camp& reference =
+      *std::find_if(camps.begin(), camps.end(), [&](auto& c) { return c.ranks.size() == largest; });
 
   std::vector<uint16_t> ranks;
-  std::string text = "the ranks disagree about operation " +
-                     std::to_string(slot.header[reference[0]].operation.value()) + ":";
+  std::string text =
+      "the ranks disagree about operation " + std::to_string(reference.header->operation.value()) + ":";
   const char* separator = " ";
-  for (const auto& c : camps) {
+  for (const Camp& c : camps) {
     if (&c == &reference) {
-      if (!majority) ranks.insert(ranks.end(), c.begin(), c.end());
+      if (!majority) ranks.insert(ranks.end(), c.ranks.begin(), c.ranks.end());
       continue;
     }
-    ranks.insert(ranks.end(), c.begin(), c.end());
+    ranks.insert(ranks.end(), c.ranks.begin(), c.ranks.end());
     for (const Field& f : kFields) {
-      const std::string here = f.text(slot.header[c[0]]), there = f.text(slot.header[reference[0]]);
+      const std::string here = f.text(*c.header), there = f.text(*reference.header);
       if (here == there) continue;
-      text += separator + list(c) + " " + f.name + " " + here + ", " +
-              (majority ? "the others " : list(reference) + " ") + there;
+      text += separator + list(c.ranks) + " " + f.name + " " + here + ", " +
+              (majority ? "the others " : list(reference.ranks) + " ") + there;
       separator = "; ";
     }
   }
@@ -230,10 +267,12 @@ void Engine::Impl::bury(Time now, FrameList& out) {
     if (found == groups.end()) continue;
     Group& g = *found->second;
     if (g.in_table) table.erase(g.key);
-    for (auto& m : g.members) {
-      if (!m) continue;
-      for (auto& l : m->links) {
-        if (l) detach(*l, {g.code, 0, g.reason}, now, out);
+    g.each_link([&](Link& l) { detach(l, {g.code, 0, g.reason}, now, out); });
+    if (g.up) {
+      for (const Uplink::Attempt& a : g.up->attempts) {
+        if (a.cm.value == 0) continue;
+        by_attempt.erase(a.cm.value);
+        cm.disconnect(a.cm, now, out);
       }
     }
     forget_queued(g, nullptr);

@@ -20,7 +20,13 @@ struct Engine::Impl {
   void handle_cm_events(Time now, FrameList& out);
   void tick(Time now, FrameList& out);
   bool tick_link(Link& link, Time now, FrameList& out);
-  void tick_group(Group& group, Time now);
+  std::unique_ptr<Link> make_link(const roce::QueuePairConfig& qp, Group& group, Member& member,
+                                  uint8_t stripe, roce::CmId cm, Time now);
+  Qpn new_qpn();
+  Psn new_psn();
+  roce::QueuePairConfig qp_config(const roce::Path& path, Qpn local, Psn expected,
+                                  const roce::CmQueuePair& remote) const;
+  void tick_group(Group& group, Time now, FrameList& out);
   void queue(Link& link);  // has something to send
   static void forget_completions(Link& link);
   void send_cnp(Link& link, Time now, FrameList& out);
@@ -30,9 +36,10 @@ struct Engine::Impl {
 
   // engine_segment.cc
   void handle_request(Link& link, Frame frame, const roce::Packet& packet, Time now);
+  const char* wrong_header(const Link& link, const SegmentHeader& header) const;
   bool may_begin(Link& link, Time now);
   bool begin_segment(Link& link, const roce::Packet& packet, Time now);
-  bool open_slot(Group& group, SlotRing& slots, SegmentSlot& slot, const SegmentHeader& header, Time now);
+  bool open_slot(Group& group, uint8_t stripe, SegmentSlot& slot, const SegmentHeader& header, Time now);
   void contribute(Link& link, Frame frame, std::span<uint8_t> data);
   static void reduce(const Group& group, SlotRing& slots, SegmentSlot& slot, uint32_t chunk,
                      std::span<const uint8_t> data, bool complete);
@@ -40,6 +47,27 @@ struct Engine::Impl {
   static void sum_in_place(const SegmentSlot& slot, std::span<Held> ranks);
   void sum_wide(const SegmentSlot& slot, std::span<Held> ranks, size_t level);
   void release_chunk(Group& group, uint8_t stripe, SegmentSlot& slot, uint32_t chunk);
+  // `data` is the chunk from `begin` on, in `frame` where that is one.
+  void post_chunk(Group& group, uint8_t stripe, SegmentSlot& slot, uint32_t chunk, std::span<uint8_t> data,
+                  uint32_t begin, const FrameRef& frame);
+
+  // engine_tree.cc
+  void connect_up(Group& group, Time now, FrameList& out);
+  void handle_up_event(Group& group, uint8_t stripe, const roce::CmEvent& event, Time now, FrameList& out);
+  void report_members(Group& group);
+  void forget_parent(Group& group, Time now, FrameList& out);
+  void handle_control(Link& link, Time now);
+  void handle_members(Link& link, const Members& message, Time now);
+  void handle_from_parent(Link& link, Frame frame, const roce::Packet& packet, Time now);
+  void handle_result(Link& link, Frame frame, const roce::Packet& packet, Time now);
+  void prepare_tree(Group& group, Time now);
+  bool reserve_partials(Group& group, PartialStore& store, Time now);
+  void contribute_in_tree(Link& link, std::span<const uint8_t> data, bool ends, Time now);
+  void add(const SegmentSlot& slot, PartialStore& store, uint32_t partial, uint32_t begin, uint32_t end,
+           const uint8_t* data, bool wide_data);
+  uint32_t sum_partials(const Group& group, const SegmentSlot& slot, PartialStore& store, RankRange node);
+  void complete_in_tree(Group& group, uint8_t stripe, SegmentSlot& slot, Time now);
+  void send_up(Group& group, uint8_t stripe, SegmentSlot& slot, Time now);
 
   // engine_join.cc
   void join(const roce::CmEvent& request, Time now, FrameList& out);
@@ -47,7 +75,10 @@ struct Engine::Impl {
   Group* form(const GroupKey& key, const JoinRequest& join, Time now, JoinReject& refusal);
   bool authorised(const roce::CmEvent& request, const JoinRequest& join) const;
   void refuse(roce::CmId id, const JoinReject& refusal, Time now, FrameList& out);
-  void start_if_complete(Group& group);
+  void arrived(Link& link);
+  void start_if_complete(Group& group, Time now, FrameList& out);
+  void start(Group& group, Time now);
+  Group* admit_child(Group* group, const JoinRequest& join, const IpAddress& from, Time now, FrameList& out);
   void settle_contested(Time now, FrameList& out);
   uint64_t memory_needed(uint16_t world, uint8_t stripes) const;
   std::optional<std::string> over_quota(uint32_t tenant, uint64_t more) const;
@@ -67,7 +98,7 @@ struct Engine::Impl {
   void resolve_disagreement(Group& group, Time now);
   bool in_progress(const Group& group) const;
   void bury(Time now, FrameList& out);
-  std::string describe(const Member& member) const;
+  static std::string describe(const Member& member);
 
   EngineConfig config;
   FramePool& pool;
@@ -79,6 +110,7 @@ struct Engine::Impl {
   std::map<uint32_t, std::unique_ptr<Group>> groups;  // by id, in an order that is the same in every run
   std::map<GroupKey, Group*> table;                   // those that can be joined
   std::unordered_map<uint32_t, Link*> by_qpn, by_cm;
+  std::unordered_map<uint32_t, std::pair<Group*, uint8_t>> by_attempt;  // connecting to the parent, by CM ID
   uint64_t memory = 0;
   // Joins of a rank that is taken: the old connection is probed meanwhile.
   struct Contested {

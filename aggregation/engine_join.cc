@@ -111,6 +111,65 @@ void Engine::Impl::join(const roce::CmEvent& request, Time now, FrameList& out) 
   admit(request, j, now, out);
 }
 
+Qpn Engine::Impl::new_qpn() {
+  do next_qpn = (next_qpn + 1) & 0xFFFFFF;
+  while (next_qpn < 16 || by_qpn.contains(next_qpn));
+  return Qpn{next_qpn};
+}
+
+Psn Engine::Impl::new_psn() {
+  return Psn(config.first_psn ? *config.first_psn : static_cast<uint32_t>(random()));
+}
+
+roce::QueuePairConfig Engine::Impl::qp_config(const roce::Path& path, Qpn local, Psn expected,
+                                              const roce::CmQueuePair& remote) const {
+  roce::QueuePairConfig qc;
+  qc.local = local;
+  qc.wire.path = path;
+  qc.wire.path.src_port = roce::flow_source_port(local, remote.qpn);
+  qc.wire.remote_qpn = remote.qpn;
+  qc.expected_psn = expected;
+  qc.requester.first_psn = remote.first_psn;
+  qc.requester.mtu = config.mtu;
+  qc.requester.retransmit_timeout = config.retransmit_timeout;
+  qc.probe_after = config.probe_after;
+  qc.peer_dead = config.peer_dead;
+  return qc;
+}
+
+std::unique_ptr<Link> Engine::Impl::make_link(const roce::QueuePairConfig& qc, Group& g, Member& m,
+                                              uint8_t stripe, roce::CmId id, Time now) {
+  auto link = std::make_unique<Link>(qc, now);
+  link->cm = id;
+  link->group = &g;
+  link->member = &m;
+  link->stripe = stripe;
+  by_qpn[qc.local.value] = link.get();
+  by_cm[id.value] = link.get();
+  // The ring of links with something to send has room for every link.
+  std::rotate(active.begin(), active.begin() + static_cast<ptrdiff_t>(active_head), active.end());
+  active_head = 0;
+  if (active.size() < by_qpn.size() + 1) active.resize(2 * by_qpn.size() + 2);
+  return link;
+}
+
+// A child that begins anew from the same address takes the place of what it was: the group as its REQ finds
+// it, nullptr where that has ended.
+Group* Engine::Impl::admit_child(Group* g, const JoinRequest& j, const IpAddress& from, Time now,
+                                 FrameList& out) {
+  for (size_t i = g->world; i < g->members.size(); i++) {
+    Member* old = g->members[i].get();
+    if (old == nullptr || old->address != from || old->nonce == j.nonce) continue;
+    const auto any = std::find_if(old->links.begin(), old->links.end(), [](auto& l) { return l != nullptr; });
+    if (g->state == Group::State::kJoining)
+      evict(*old, now, out);
+    else
+      lost(**any, "has begun anew", now);
+    if (!g->in_table) return nullptr;
+  }
+  return g;
+}
+
 Group* Engine::Impl::form(const GroupKey& key, const JoinRequest& j, Time now, JoinReject& refusal) {
   if (groups.size() >= config.groups_max) {
     refusal = {Code::kNoMemory, 0,
@@ -136,7 +195,19 @@ Group* Engine::Impl::form(const GroupKey& key, const JoinRequest& j, Time now, J
   memory += needed;
   counters.groups_formed++;
   next_tick = std::min(next_tick, now);
+  group->window = config.window;
+  group->segment_bytes = config.segment_bytes;
   Group* g = group.get();
+  if (config.parent) {
+    g->up = std::make_unique<Uplink>();
+    g->up->member.kind = Member::Kind::kParent;
+    g->up->member.address = *config.parent;
+    g->up->member.nonce = random();
+    g->up->member.links.resize(j.stripes);
+    g->up->attempts.resize(j.stripes);
+    do g->up->rkey = static_cast<uint32_t>(random());
+    while (g->up->rkey == 0);
+  }
   table[key] = g;
   groups[g->id] = std::move(group);
   return g;
@@ -156,7 +227,27 @@ void Engine::Impl::admit(const roce::CmEvent& request, const JoinRequest& j, Tim
              now, out);
       return;
     }
-    Member* m = g->members[j.rank].get();
+    if (j.child) g = admit_child(g, j, request.path.dst_ip, now, out);
+  }
+  Member* m = nullptr;
+  if (g != nullptr && j.child) {
+    const auto known = std::find_if(g->members.begin() + g->world, g->members.end(), [&](auto& c) {
+      return c && c->nonce == j.nonce && c->address == request.path.dst_ip;
+    });
+    if (known != g->members.end()) m = known->get();
+    if (g->state != Group::State::kJoining || (m != nullptr && m->links[j.stripe] != nullptr))
+      return refuse(request.id,
+                    {Code::kDuplicateRank, 0, "the group has started, or the stripe is connected"}, now, out);
+  } else if (g != nullptr) {
+    m = g->members[j.rank].get();
+    for (auto c = g->members.begin() + g->world; c != g->members.end(); ++c) {
+      if (*c == nullptr || !(*c)->ranks.contains(j.rank)) continue;
+      return refuse(
+          request.id,
+          {Code::kDuplicateRank, 0,
+           "rank " + std::to_string(j.rank) + " has joined by the switch " + (*c)->address.to_string()},
+          now, out);
+    }
     if (m != nullptr && (m->nonce != j.nonce || m->links[j.stripe] != nullptr)) {
       // The rank is taken: is the one that holds it alive?
       Link* old = nullptr;
@@ -174,44 +265,28 @@ void Engine::Impl::admit(const roce::CmEvent& request, const JoinRequest& j, Tim
     g = form(key, j, now, refusal);
     if (g == nullptr) return refuse(request.id, refusal, now, out);
   }
-  if (g->members[j.rank] == nullptr) {
+  if (m == nullptr) {
     auto member = std::make_unique<Member>();
-    member->rank = j.rank;
-    member->nonce = j.nonce;
-    member->address = request.path.dst_ip;
-    member->links.resize(j.stripes);
-    g->members[j.rank] = std::move(member);
+    m = member.get();
+    m->kind = j.child ? Member::Kind::kChild : Member::Kind::kHost;
+    m->nonce = j.nonce;
+    m->address = request.path.dst_ip;
+    m->links.resize(j.stripes);
+    if (j.child) {
+      m->seat = static_cast<uint32_t>(g->members.size());
+      g->members.push_back(std::move(member));
+    } else {
+      m->seat = j.rank;
+      m->ranks.insert(j.rank);
+      g->members[j.rank] = std::move(member);
+    }
+    g->seated++;
   }
-  Member& m = *g->members[j.rank];
-
-  do next_qpn = (next_qpn + 1) & 0xFFFFFF;
-  while (next_qpn < 16 || by_qpn.contains(next_qpn));
-  const Psn first_psn(config.first_psn ? *config.first_psn : static_cast<uint32_t>(random()));
-  roce::QueuePairConfig qc;
-  qc.local = Qpn{next_qpn};
-  qc.wire.path = request.path;
-  qc.wire.path.src_port = roce::flow_source_port(qc.local, request.remote.qpn);
-  qc.wire.remote_qpn = request.remote.qpn;
-  qc.expected_psn = first_psn;
-  qc.requester.first_psn = request.remote.first_psn;
-  qc.requester.mtu = config.mtu;
+  const Psn first_psn = new_psn();
+  roce::QueuePairConfig qc = qp_config(request.path, new_qpn(), first_psn, request.remote);
   qc.requester.requests_max = requests_per_link();
-  qc.requester.retransmit_timeout = config.retransmit_timeout;
-  qc.probe_after = config.probe_after;
-  qc.peer_dead = config.peer_dead;
-  auto link = std::make_unique<Link>(qc, now);
-  link->cm = request.id;
-  link->group = g;
-  link->member = &m;
-  link->stripe = j.stripe;
-  by_qpn[next_qpn] = link.get();
-  by_cm[request.id.value] = link.get();
-  m.links[j.stripe] = std::move(link);
-  g->joined++;
-  // The ring of links with something to send has room for every link.
-  std::rotate(active.begin(), active.begin() + static_cast<ptrdiff_t>(active_head), active.end());
-  active_head = 0;
-  if (active.size() < by_qpn.size() + 1) active.resize(2 * by_qpn.size() + 2);
+  m->links[j.stripe] = make_link(qc, *g, *m, j.stripe, request.id, now);
+  g->links++;
 
   roce::CmQueuePair local;
   local.qpn = qc.local;
@@ -224,23 +299,48 @@ void Engine::Impl::admit(const roce::CmEvent& request, const JoinRequest& j, Tim
   cm.accept(request.id, local, encode(reply), now, out);
 }
 
-void Engine::Impl::start_if_complete(Group& g) {
-  if (g.state != Group::State::kJoining || g.joined != static_cast<uint32_t>(g.world) * g.stripes) return;
-  // Whoever has never been heard of may be no more than a late copy of a dead process's REQ: the others must
-  // not start with it. And a NIC that has not sent its RTU may not be ready for START.
-  for (const auto& m : g.members)
-    for (const auto& l : m->links)
-      if (!l->established) return;
+// A link of a member is established. Whoever has never been heard of may be no more than a late copy of a
+// dead process's REQ: the others must not start with it. And a NIC that has not sent its RTU may not be ready
+// for START.
+void Engine::Impl::arrived(Link& link) {
+  link.established = true;
+  Member& m = *link.member;
+  if (m.here || m.kind == Member::Kind::kParent) return;
+  m.here = std::all_of(m.links.begin(), m.links.end(), [](auto& l) { return l && l->established; });
+  if (!m.here) return;
+  for (const uint16_t r : m.ranks.ranks()) link.group->here.insert(r);
+  report_members(*link.group);
+}
+
+void Engine::Impl::start_if_complete(Group& g, Time now, FrameList& out) {
+  if (g.state != Group::State::kJoining || g.here.size() != g.world) return;
+  // The root is the lowest switch where all ranks are: one child that has them all is lower.
+  if (std::any_of(g.members.begin() + g.world, g.members.end(),
+                  [&](auto& m) { return m && m->ranks.size() == g.world; }))
+    return;
+  forget_parent(g, now, out);
+  start(g, now);
+}
+
+// All ranks are together, here or above.
+void Engine::Impl::start(Group& g, Time now) {
+  // Of those that stand for nobody, which cannot take part, the parent's START says that they are not needed.
+  for (auto m = g.members.begin() + g.world; m != g.members.end(); ++m)
+    if (*m && (*m)->ranks.empty())
+      return fail(g, Code::kBreach, {}, describe(**m) + " has joined without a rank", now);
+  prepare_tree(g, now);
+  if (g.state != Group::State::kJoining) return;
   g.state = Group::State::kRunning;
   Start s;
-  s.window = config.window;
+  s.window = g.window;
   s.mtu_code = roce::mtu_code(config.mtu);
   s.group = g.id;
-  s.segment_bytes = config.segment_bytes;
+  s.segment_bytes = g.segment_bytes;
   s.world = g.world;
   s.weights.assign(g.stripes, 1);
   g.start = encode(s);
   for (auto& m : g.members) {
+    if (!m) continue;
     for (auto& l : m->links) {
       roce::WorkRequest request;
       request.parts[0] = g.start;

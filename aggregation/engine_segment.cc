@@ -12,12 +12,19 @@ namespace {
 // The RNR NAK timer code of a breached window: 0.64 ms.
 constexpr uint8_t kRnrTimerCode = 12;
 
-// What members must agree on; the header-only flag is each member's own.
+// What members must agree on.
 bool agree(const SegmentHeader& a, const SegmentHeader& b) {
-  constexpr uint8_t shared_flags = static_cast<uint8_t>(~kFlagHeaderOnly);
+  constexpr uint8_t shared_flags = static_cast<uint8_t>(~kFlagsOfMember);
   return a.collective == b.collective && a.op == b.op && a.type == b.type && a.wire_type == b.wire_type &&
          ((a.flags ^ b.flags) & shared_flags) == 0 && a.root == b.root && a.operation == b.operation &&
          a.total == b.total && a.offset == b.offset && a.length == b.length;
+}
+
+// Whether the contributions to a segment are reduced in the order of ranks, and not as they come.
+bool in_order_of_ranks(const SegmentHeader& h) {
+  return (h.flags & kFlagDeterministic) != 0 && h.length.value() != 0 &&
+         reduces(static_cast<Collective>(h.collective)) &&
+         order_matters(static_cast<DataType>(h.type), static_cast<ReduceOp>(h.op));
 }
 
 // The id of a segment's last result among a queue pair's requests.
@@ -46,23 +53,26 @@ bool Engine::Impl::begin_segment(Link& link, const roce::Packet& p, Time now) {
     return false;
   }
   const auto& h = *reinterpret_cast<const SegmentHeader*>(p.payload.data());
-  const char* wrong = check(h, config.segment_bytes, g.world);
-  if (wrong == nullptr && h.group.value() != g.id) wrong = "another group's id";
-  if (wrong == nullptr && h.rank.value() != link.member->rank) wrong = "another member's rank";
-  if (wrong != nullptr) {
+  if (const char* wrong = wrong_header(link, h)) {
     breach(link, std::string("sent a segment header with a fault: ") + wrong, now);
     return false;
   }
   SegmentSlot& slot = slots.slot(link.segment);
+  const uint32_t seat = link.member->seat;
   if (slot.headers == 0) {
     slot.counter = link.segment;
-    slot.first_rank = link.member->rank;
+    slot.first_seat = seat;
     slot.since = now;
-    if (!open_slot(g, slots, slot, h, now)) return false;
+    if (!open_slot(g, link.stripe, slot, h, now)) return false;
   }
-  slot.header[link.member->rank] = h;
-  slot.present[link.member->rank] = true;
-  slot.headers++;
+  if (link.part == 0) {
+    slot.header[seat] = h;
+    slot.present[seat] = true;
+    slot.headers++;
+    link.chunk = 0;
+    const bool subtrees = !link.member->host() && in_order_of_ranks(h);
+    link.parts = subtrees ? static_cast<uint32_t>(link.member->partials.size()) : 1;
+  }
   link.packet = 0;
   link.payload = h.payload_bytes.value();
   link.absorb = false;
@@ -71,23 +81,46 @@ bool Engine::Impl::begin_segment(Link& link, const roce::Packet& p, Time now) {
   return true;
 }
 
+// The first thing that is wrong with a header of this member's, or nullptr.
+const char* Engine::Impl::wrong_header(const Link& link, const SegmentHeader& h) const {
+  const Group& g = *link.group;
+  const Member& m = *link.member;
+  const char* wrong =
+      m.host() ? check(h, g.segment_bytes, g.world) : check(h, g.segment_bytes, g.world, m.ranks);
+  if (wrong != nullptr) return wrong;
+  if (h.group.value() != g.id) return "another group's id";
+  const bool subtrees = !m.host() && in_order_of_ranks(h);
+  if (link.part != 0 && !subtrees) return "a partial sum too many";
+  if (h.rank.value() != (subtrees ? m.partials[link.part].first : m.ranks.first()))
+    return "another member's rank";
+  return nullptr;
+}
+
 // Prepares a slot for the segment that its first header describes. False: there is no memory for it, which
 // has failed the group.
-bool Engine::Impl::open_slot(Group& g, SlotRing& slots, SegmentSlot& slot, const SegmentHeader& h, Time now) {
+bool Engine::Impl::open_slot(Group& g, uint8_t stripe, SegmentSlot& slot, const SegmentHeader& h, Time now) {
   const auto op = static_cast<ReduceOp>(h.op);
   slot.shape = shape(h, g.world);
   slot.reducer = {};
   slot.wide = slot.hold = false;
+  if (g.tree) {
+    slot.contributors = static_cast<uint32_t>(std::count_if(
+        g.members.begin(), g.members.end(), [&](auto& m) { return m && slot.shape.contributes(m->ranks); }));
+  }
   if (!reduces(slot.shape.collective) || slot.shape.length == 0) return true;
   slot.reducer = Reducer::get(slot.shape.type, op, slot.shape.wire);
   slot.wide = is_wide(slot.shape.wire);
-  slot.hold = (h.flags & kFlagDeterministic) != 0 && order_matters(slot.shape.type, op);
-  return !slot.hold || slots.holds() || reserve_to_hold(g, slots, now);
+  slot.hold = in_order_of_ranks(h);
+  if (!slot.hold) return true;
+  Stripe& s = g.stripe[stripe];
+  if (g.tree) return s.store->partials() == g.partials.size() || reserve_partials(g, *s.store, now);
+  return s.slots.holds() || reserve_to_hold(g, s.slots, now);
 }
 
 void Engine::Impl::handle_request(Link& link, Frame frame, const roce::Packet& p, Time now) {
   Group& g = *link.group;
   roce::RcResponder& responder = link.qp.responder();
+  if (link.member->kind == Member::Kind::kParent) return handle_from_parent(link, std::move(frame), p, now);
   if (p.op->write) {
     // Only the zero-length probe: nothing a member sends can make the switch write into its memory.
     if (p.payload.empty() && p.op->only && !p.op->imm) {
@@ -98,8 +131,20 @@ void Engine::Impl::handle_request(Link& link, Frame frame, const roce::Packet& p
     }
     return;
   }
+  if (p.op->starts()) {
+    link.control = link.member->kind == Member::Kind::kChild && is_control_message(p.payload);
+    link.message.clear();
+  }
+  if (link.control) {
+    responder.accept(p);
+    if (link.message.size() + p.payload.size() > kMessageBytesMax)
+      return breach(link, "sent too long a message", now);
+    link.message.insert(link.message.end(), p.payload.begin(), p.payload.end());
+    if (p.op->ends()) handle_control(link, now);
+    return;
+  }
   const bool gathers = g.state == Group::State::kRunning || g.state == Group::State::kDisagreeing;
-  if (p.op->starts() && gathers && !may_begin(link, now)) {
+  if (p.op->starts() && gathers && link.part == 0 && !may_begin(link, now)) {
     counters.window_breaches++;
     responder.not_ready(kRnrTimerCode);
     return;
@@ -119,7 +164,7 @@ void Engine::Impl::handle_request(Link& link, Frame frame, const roce::Packet& p
     return;
   }
   if (g.departed != nullptr) {
-    fail(g, Code::kMemberLost, {g.departed->rank}, describe(*g.departed) + " has left the group", now);
+    fail(g, Code::kMemberLost, g.departed->ranks.ranks(), describe(*g.departed) + " has left the group", now);
     return;
   }
   if (p.op->starts() && !begin_segment(link, p, now)) return;
@@ -136,9 +181,15 @@ void Engine::Impl::handle_request(Link& link, Frame frame, const roce::Packet& p
     breach(link, "sent a segment whose packets do not match its payload bytes", now);
     return;
   }
-  if (!link.absorb) contribute(link, std::move(frame), data);
+  const bool last_part = link.part + 1 == link.parts;
+  if (!link.absorb && g.tree)
+    contribute_in_tree(link, data, p.op->ends(), now);
+  else if (!link.absorb)
+    contribute(link, std::move(frame), data);
   link.packet++;
-  if (p.op->ends()) {
+  if (!p.op->ends()) return;
+  link.part = last_part ? 0 : link.part + 1;
+  if (last_part) {
     link.segment++;
     counters.segments++;
   }
@@ -154,7 +205,7 @@ void Engine::Impl::contribute(Link& link, Frame frame, std::span<uint8_t> data) 
     counters.contribution_bytes += data.size();
     const bool complete = ++chunk.contributions == slot.shape.contributors();
     if (slot.hold) {
-      slots.held(link.segment, link.packet, link.member->rank) = {FrameRef(frame.buffer()), data};
+      slots.held(link.segment, link.packet, link.member->ranks.first()) = {FrameRef(frame.buffer()), data};
       if (complete) reduce_held(g, slots, slot, link.packet);
     } else {
       if (chunk.contributions == 1) chunk.sum = {FrameRef(frame.buffer()), data};
@@ -163,7 +214,7 @@ void Engine::Impl::contribute(Link& link, Frame frame, std::span<uint8_t> data) 
   }
   // Those chunks may be complete that waited for this member's header.
   const uint32_t count = ChunkMap{config.mtu}.count(slot.shape.payload);
-  while (slot.headers == g.world &&
+  while (slot.headers == g.seated &&
          slot.chunks[slot.chunks_released].contributions == slot.shape.contributors()) {
     const bool last = slot.chunks_released + 1 == count;
     release_chunk(g, link.stripe, slot, slot.chunks_released);
@@ -230,14 +281,17 @@ void Engine::Impl::sum_wide(const SegmentSlot& slot, std::span<Held> ranks, size
 }
 
 void Engine::Impl::release_chunk(Group& g, uint8_t stripe, SegmentSlot& slot, uint32_t index) {
-  SlotRing& slots = g.stripe[stripe].slots;
-  assert(slot.counter == slots.released() && index == slot.chunks_released && slot.headers == g.world);
-  Chunk& chunk = slot.chunks[index];
-  const ChunkMap map{config.mtu};
-  const uint32_t payload = slot.shape.payload;
-  const bool last = index + 1 == map.count(payload);
-  const uint32_t begin = payload ? map.offset(index) : 0;
-  const auto end = static_cast<uint32_t>(begin + chunk.sum.data.size());
+  const Held sum = std::move(slot.chunks[index].sum);
+  post_chunk(g, stripe, slot, index, sum.data, slot.shape.payload ? ChunkMap{config.mtu}.offset(index) : 0,
+             sum.frame);
+}
+
+void Engine::Impl::post_chunk(Group& g, uint8_t stripe, SegmentSlot& slot, uint32_t index,
+                              std::span<uint8_t> data, uint32_t begin, const FrameRef& frame) {
+  Stripe& s = g.stripe[stripe];
+  assert(slot.counter == s.slots.released() && index == slot.chunks_released && slot.headers == g.seated);
+  const bool last = index + 1 == ChunkMap{config.mtu}.count(slot.shape.payload);
+  const auto end = static_cast<uint32_t>(begin + data.size());
 
   roce::WorkRequest request;
   request.kind = last ? roce::WorkRequest::Kind::kWriteImmediate : roce::WorkRequest::Kind::kWrite;
@@ -248,16 +302,17 @@ void Engine::Impl::release_chunk(Group& g, uint8_t stripe, SegmentSlot& slot, ui
   request.payload_crc = 0;
   counters.chunks_reduced++;
   for (auto& member : g.members) {
+    if (!member) continue;
     // What of this chunk the member receives; the last one tells it in any case.
-    const SegmentShape::Range all = slot.shape.receives(member->rank);
+    const SegmentShape::Range all = slot.shape.receives(member->ranks);
     const uint32_t from = std::max(all.begin, begin), to = std::max(from, std::min(all.end, end));
     if (from == to && !last) continue;
-    const SegmentHeader& h = slot.header[member->rank];
+    const SegmentHeader& h = slot.header[member->seat];
     Link& link = *member->links[stripe];
-    request.shared = from < to ? chunk.sum.frame : FrameRef{};
-    request.parts[0] = from < to ? chunk.sum.data.subspan(from - begin, to - from) : std::span<uint8_t>{};
+    request.shared = from < to ? frame : FrameRef{};
+    request.parts[0] = from < to ? data.subspan(from - begin, to - from) : std::span<uint8_t>{};
     if (request.parts[0].data() != part.data() || request.parts[0].size() != part.size()) {
-      part = chunk.sum.data.subspan(from < to ? from - begin : 0, to - from);
+      part = data.subspan(from < to ? from - begin : 0, to - from);
       request.payload_crc = roce::crc32(0, part);
     }
     request.remote_address = h.result_address.value() + (from < to ? from - all.begin : 0);
@@ -272,9 +327,14 @@ void Engine::Impl::release_chunk(Group& g, uint8_t stripe, SegmentSlot& slot, ui
     if (last) link.results++;
     queue(link);
   }
-  chunk = Chunk{};
+  slot.chunks[index] = Chunk{};
   slot.chunks_released++;
-  if (last) slots.release(slot);
+  if (!last) return;
+  if (s.store) {
+    s.store->clear(slot.counter);
+    for (Chunk& c : slot.chunks) c.contributions = 0;
+  }
+  s.slots.release(slot);
 }
 
 }  // namespace millrace::aggregation

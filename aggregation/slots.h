@@ -30,17 +30,20 @@ struct SegmentSlot {
   uint32_t chunks_released = 0;
   Time since{};                       // when the first header came
   bool straggling = false;            // counted as such
-  std::vector<SegmentHeader> header;  // by rank
-  std::vector<bool> present;          // by rank
-  uint16_t first_rank = 0;            // whose header is the reference
+  std::vector<SegmentHeader> header;  // by seat
+  std::vector<bool> present;          // by seat
+  uint32_t first_seat = 0;            // whose header is the reference
   // Of the reference, which all members agree with:
   SegmentShape shape;
   Reducer reducer;    // none where nothing is reduced
   bool wide = false;  // summed in a wider type than it has on the wire
   bool hold = false;  // contributions are kept until all are there, and reduced in the order of ranks
   std::vector<Chunk> chunks;
+  // In trees: how many members contribute, how many have done so, and whether the partial has gone up.
+  uint32_t contributors = 0, contributed = 0;
+  bool sent_up = false;
 
-  const SegmentHeader& reference() const { return header[first_rank]; }
+  const SegmentHeader& reference() const { return header[first_seat]; }
 };
 
 // How a segment of `payload` bytes is cut by the path MTU: chunk 0 is MTU − 64 bytes, later ones the MTU.
@@ -60,18 +63,18 @@ struct ChunkMap {
 // complete in order: segment `released` is always the oldest one incomplete.
 class SlotRing {
  public:
-  // `window` slots of `chunks` chunks each for `world` members.
-  SlotRing(uint16_t window, uint32_t chunks, uint16_t world, uint32_t mtu)
+  // `window` slots of `chunks` chunks each for members with `seats` seats.
+  SlotRing(uint16_t window, uint32_t chunks, uint32_t seats, uint32_t mtu)
       : slots_(window), wide_(static_cast<size_t>(window) * chunks * mtu), chunks_(chunks), mtu_(mtu) {
     for (SegmentSlot& s : slots_) {
-      s.header.resize(world);
-      s.present.resize(world);
+      s.header.resize(seats);
+      s.present.resize(seats);
       s.chunks.resize(chunks);
     }
   }
-  static uint64_t bytes(uint16_t window, uint32_t chunks, uint16_t world, uint32_t mtu) {
+  static uint64_t bytes(uint16_t window, uint32_t chunks, uint32_t seats, uint32_t mtu) {
     return static_cast<uint64_t>(window) *
-           (world * (kSegmentHeaderBytes + 1) + chunks * (sizeof(Chunk) + sizeof(float) * mtu));
+           (seats * (kSegmentHeaderBytes + 1) + chunks * (sizeof(Chunk) + sizeof(float) * mtu));
   }
 
   // A member may send segment s once s − window has been released.
@@ -94,6 +97,8 @@ class SlotRing {
     slot.headers = 0;
     slot.chunks_released = 0;
     slot.straggling = false;
+    slot.contributed = 0;
+    slot.sent_up = false;
     slot.present.assign(slot.present.size(), false);
     released_++;
   }
