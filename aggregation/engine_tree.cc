@@ -36,8 +36,8 @@ void Engine::Impl::connect_up(Group& g, Time now, FrameList& out) {
     roce::Path path;
     path.src_mac = config.mac;
     path.dst_ip = up.member.address;
-    for (const IpAddress& a : config.addresses)
-      if (a.is_v4() == path.dst_ip.is_v4()) path.src_ip = a;
+    path.src_ip = *std::find_if(config.addresses.begin(), config.addresses.end(),
+                                [&](auto& a) { return a.is_v4() == path.dst_ip.is_v4(); });
     path.src_port = roce::flow_source_port(kGsiQpn, kGsiQpn);
     JoinRequest join;
     join.child = true;

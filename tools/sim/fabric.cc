@@ -27,8 +27,15 @@ std::string link4(unsigned l, unsigned s, unsigned spines, bool at_spine) {
 std::string link6(unsigned l, unsigned s, bool at_spine) {
   return "fd00:" + hex(l) + ":" + hex(s) + "::" + (at_spine ? "1" : "0");
 }
+// The wire between spine s and the core.
+std::string core4(unsigned s, bool at_core) { return "10.254.0." + std::to_string(2 * s + at_core); }
+std::string core6(unsigned s, bool at_core) { return "fd01:" + hex(s) + "::" + (at_core ? "1" : "0"); }
 std::string leaf_net4(unsigned l) { return "10.77." + std::to_string(l + 1) + "."; }
 std::string leaf_net6(unsigned l) { return "fd77:" + hex(l + 1) + "::"; }
+
+// Spines' own addresses stand on no wire; others have routes to them.
+std::string spine4(unsigned s) { return "10.88.0." + std::to_string(s + 1); }
+std::string spine6(unsigned s) { return "fd88::" + hex(s + 1); }
 
 }  // namespace
 
@@ -45,13 +52,16 @@ Fabric::~Fabric() {
   switches_.clear();
 }
 
-void Fabric::add_switch(uint16_t ports, switching::RoutingConfig routing, std::vector<IpAddress> addresses) {
+// `parent`: which spine, or the core behind them.
+void Fabric::add_switch(uint16_t ports, switching::RoutingConfig routing, std::vector<IpAddress> addresses,
+                        std::optional<unsigned> parent) {
   switching::PipelineConfig c;
   c.ports = ports;
   c.engine = config_.engine;
   c.engine.addresses = std::move(addresses);
   c.engine.mac = switch_mac(static_cast<uint16_t>(switches_.size()));
   c.engine.seed = random_.next();
+  if (config_.tree && parent) c.engine.parent = ip(config_.tree_ipv6 ? spine6(*parent) : spine4(*parent));
   c.routing = std::move(routing);
   if (c.routing.enabled()) {
     c.engine.addresses.clear();
@@ -106,28 +116,46 @@ void Fabric::build_leaves() {
       r.interfaces.push_back(on(port, link4(l, s, spines, false) + "/31"));
       r.interfaces.push_back(on(port, link6(l, s, false) + "/127"));
       via4.push_back(link4(l, s, spines, true)), via6.push_back(link6(l, s, true));
-      r.routes.push_back(route("10.88.0." + std::to_string(s + 1) + "/32", {via4.back()}));
-      r.routes.push_back(route("fd88::" + hex(s + 1) + "/128", {via6.back()}));
+      r.routes.push_back(route(spine4(s) + "/32", {via4.back()}));
+      r.routes.push_back(route(spine6(s) + "/128", {via6.back()}));
     }
     for (unsigned other = 0; other < leaves; other++) {
       if (other == l) continue;
       r.routes.push_back(route(leaf_net4(other) + "0/24", via4));
       r.routes.push_back(route(leaf_net6(other) + "/64", via6));
     }
-    add_switch(static_cast<uint16_t>(down + spines), r, {});
+    add_switch(static_cast<uint16_t>(down + spines), r, {}, config_.core ? l % spines : 0);
   }
   for (unsigned s = 0; s < spines; s++) {
     switching::RoutingConfig r;
-    // Its own address stands on no wire; leaves have a route to it.
-    r.interfaces = {on(switching::kBridge, "10.88.0." + std::to_string(s + 1) + "/32", false),
-                    on(switching::kBridge, "fd88::" + hex(s + 1) + "/128", false)};
+    r.interfaces = {on(switching::kBridge, spine4(s) + "/32", false),
+                    on(switching::kBridge, spine6(s) + "/128", false)};
     for (unsigned l = 0; l < leaves; l++) {
       r.interfaces.push_back(on(static_cast<uint16_t>(l), link4(l, s, spines, true) + "/31"));
       r.interfaces.push_back(on(static_cast<uint16_t>(l), link6(l, s, true) + "/127"));
       r.routes.push_back(route(leaf_net4(l) + "0/24", {link4(l, s, spines, false)}));
       r.routes.push_back(route(leaf_net6(l) + "/64", {link6(l, s, false)}));
     }
-    add_switch(static_cast<uint16_t>(leaves), r, {});
+    if (config_.core) {
+      r.interfaces.push_back(on(static_cast<uint16_t>(leaves), core4(s, false) + "/31"));
+      r.interfaces.push_back(on(static_cast<uint16_t>(leaves), core6(s, false) + "/127"));
+      r.routes.push_back(route(spine4(spines) + "/32", {core4(s, true)}));
+      r.routes.push_back(route(spine6(spines) + "/128", {core6(s, true)}));
+    }
+    const std::optional<unsigned> parent = config_.core ? std::optional(spines) : std::nullopt;
+    add_switch(static_cast<uint16_t>(leaves + config_.core), r, {}, parent);
+  }
+  if (config_.core) {
+    switching::RoutingConfig r;
+    r.interfaces = {on(switching::kBridge, spine4(spines) + "/32", false),
+                    on(switching::kBridge, spine6(spines) + "/128", false)};
+    for (unsigned s = 0; s < spines; s++) {
+      r.interfaces.push_back(on(static_cast<uint16_t>(s), core4(s, true) + "/31"));
+      r.interfaces.push_back(on(static_cast<uint16_t>(s), core6(s, true) + "/127"));
+      r.routes.push_back(route(spine4(s) + "/32", {core4(s, false)}));
+      r.routes.push_back(route(spine6(s) + "/128", {core6(s, false)}));
+    }
+    add_switch(static_cast<uint16_t>(spines), r, {});
   }
   for (uint16_t h = 0; h < config_.hosts; h++) {
     const unsigned l = h % leaves, k = h / leaves;
@@ -141,6 +169,9 @@ void Fabric::build_leaves() {
     for (unsigned s = 0; s < spines; s++)
       network_.wire(*switches_[l], static_cast<uint16_t>(down + s), *switches_[leaves + s],
                     static_cast<uint16_t>(l), config_.trunk);
+  for (unsigned s = 0; config_.core && s < spines; s++)
+    network_.wire(*switches_[leaves + s], static_cast<uint16_t>(leaves), *switches_.back(),
+                  static_cast<uint16_t>(s), config_.trunk);
   for (auto& s : switches_)
     s->act([](switching::Pipeline& p, Time now, FrameList& out) { p.announce(now, out); });
 }
@@ -156,9 +187,10 @@ std::string Fabric::link_name(uint32_t link) const {
       if (hosts_[i].get() == &n) return "host" + std::to_string(i);
     for (size_t i = 0; i < switches_.size(); i++)
       if (switches_[i].get() == &n)
-        return !routed()            ? std::string("switch")
-               : i < config_.leaves ? "leaf" + std::to_string(i)
-                                    : "spine" + std::to_string(i - config_.leaves);
+        return !routed()                             ? std::string("switch")
+               : i < config_.leaves                  ? "leaf" + std::to_string(i)
+               : i < config_.leaves + config_.spines ? "spine" + std::to_string(i - config_.leaves)
+                                                     : std::string("core");
     return std::string("?");
   };
   return name(network_.source(link)) + ">" + name(network_.destination(link));

@@ -15,6 +15,9 @@ struct FabricConfig {
   uint16_t hosts = 2;
   // 0 leaves: a star around one switch. Else host h stands behind leaf h % leaves.
   uint16_t leaves = 0, spines = 0;
+  // A tree of aggregation: leaf l's parent is spine l % spines, where there is a core switch, whose children
+  // the spines are, else the first spine.
+  bool tree = false, core = false, tree_ipv6 = false;
   LinkConfig host_link;
   std::vector<double> host_gbit;     // by host, repeated; empty: host_link's
   LinkConfig trunk;                  // between leaves and spines
@@ -34,7 +37,7 @@ class Fabric {
   Time now() const { return network_.now(); }
   uint16_t hosts() const { return static_cast<uint16_t>(hosts_.size()); }
   Host& host(uint16_t i) { return *hosts_[i]; }
-  uint16_t switches() const { return static_cast<uint16_t>(switches_.size()); }  // leaves first, then spines
+  uint16_t switches() const { return static_cast<uint16_t>(switches_.size()); }  // leaves, spines, core
   SwitchNode& at(uint16_t i) { return *switches_[i]; }
   bool routed() const { return config_.leaves > 0; }
   // Where a group whose switch is `s` joins.
@@ -57,7 +60,8 @@ class Fabric {
   }
 
  private:
-  void add_switch(uint16_t ports, switching::RoutingConfig routing, std::vector<IpAddress> addresses);
+  void add_switch(uint16_t ports, switching::RoutingConfig routing, std::vector<IpAddress> addresses,
+                  std::optional<unsigned> parent = {});
   void build_star();
   void build_leaves();
   void add_host(uint16_t h, StackConfig stack, SwitchNode& to, uint16_t port);
