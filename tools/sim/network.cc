@@ -118,9 +118,11 @@ void Network::launch(Link& link, uint32_t number, Packet* packet) {
   }
   at = std::max(at, link.last_arrival);
   if (random_.ppm(f.mark) && mark_congestion(packet->span())) link.stats.marked++;
-  if (random_.ppm(f.corrupt)) {
+  // What an FCS does not see has happened inside of a device. Then an ICRC or a checksum tells; ARP has none.
+  const bool arp = packet->size >= 14 && packet->bytes[12] == 0x08 && packet->bytes[13] == 0x06;
+  if (!arp && random_.ppm(f.corrupt)) {
     link.stats.corrupted++;
-    // Behind the Ethernet header, which is each hop's own and protected by its FCS.
+    // Behind the Ethernet header, which is each hop's own.
     const uint64_t bit = 14 * 8 + random_.below((uint64_t{packet->size} - 14) * 8);
     packet->bytes[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
   }

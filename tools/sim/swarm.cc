@@ -114,7 +114,8 @@ class Swarm final : private Observer {
   std::array<uint64_t, kFaultKinds> injected_{};
   Random late_;
   unsigned copies_left_ = 40;
-  bool healed_ = false, last_round_ = false;
+  bool healed_ = false;
+  Time intact_from_ = kNever;  // whatever was corrupted has arrived by then
 };
 
 std::optional<check::Address> Swarm::address(std::span<const uint8_t> f, bool source) {
@@ -148,7 +149,7 @@ void Swarm::sent(Time at, uint32_t node, uint32_t link, std::span<const uint8_t>
   }
   if (own_[node].contains(*source)) return wire_.sent(at.count(), frame, true);
   // What was corrupted on its way is passed on as it is; only what came intact must leave intact.
-  if (plan_.wire.corrupt == 0 || last_round_) wire_.passed(at.count(), frame);
+  if (plan_.wire.corrupt == 0 || at > intact_from_) wire_.passed(at.count(), frame);
 }
 
 // A copy of some REQs comes again, long after.
@@ -320,6 +321,7 @@ void Swarm::safety() {
 
 void Swarm::heal() {
   healed_ = true;
+  intact_from_ = fabric_.now() + milliseconds(100);
   Network& n = fabric_.network();
   for (uint32_t l = 0; l < n.links(); l++) {
     n.faults(l) = LinkFaults{};
@@ -358,7 +360,6 @@ void Swarm::final_round() {
   // it.
   for (const auto& [host, at] : crashed_at_)
     if (n.now() - at < plan_.fabric.engine.peer_dead + seconds(2)) excuse_host(host);
-  last_round_ = true;
   for (auto& g : groups_) {
     if (g->plan->refused) continue;
     g->generation++;
