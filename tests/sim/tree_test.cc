@@ -1,8 +1,8 @@
-// Groups over trees of switches in virtual time: exact for every collective, one contribution per leaf, bits that
-// no shape of the tree changes, and ends that reach everybody.
+// Groups over trees of switches in virtual time: exact for every collective, one contribution per leaf, bits
+// that no shape of the tree changes, and ends that reach everybody.
 #include <gtest/gtest.h>
 
-#include <map>
+#include <functional>
 #include <set>
 
 #include "tests/sim/job.h"
@@ -91,7 +91,8 @@ class Tree {
 class Trees : public testing::TestWithParam<Collective> {};
 
 TEST_P(Trees, AreExact) {
-  const Shape shapes[] = {{8, 2, 1, false, false}, {5, 2, 1, false, true}, {3, 3, 1, false, false}, {9, 4, 2, true, false}};
+  const Shape shapes[] = {
+      {8, 2, 1, false, false}, {5, 2, 1, false, true}, {3, 3, 1, false, false}, {9, 4, 2, true, false}};
   for (const Shape& shape : shapes) {
     // Ranks stand behind leaves as they come, so that a leaf's are scattered.
     Tree tree(fabric_of(shape));
@@ -109,8 +110,8 @@ TEST_P(Trees, AreExact) {
           job.seed = count + 1;
           if (deterministic && !job.reduces()) continue;
           SCOPED_TRACE(testing::Message() << shape.hosts << " hosts, " << shape.leaves << " leaves, " << count
-                                          << " elements of " << aggregation::name(type) << ", root " << job.root
-                                          << (deterministic ? ", deterministic" : ""));
+                                          << " elements of " << aggregation::name(type) << ", root "
+                                          << job.root << (deterministic ? ", deterministic" : ""));
           tree.run_job(job);
           if (HasFatalFailure()) return;
         }
@@ -135,9 +136,245 @@ TEST(Tree, TheRootIsTheLowestSwitchWhereAllRanksAre) {
   tree.run_job(job);
   EXPECT_EQ(tree.engine(0).groups(tree.now()).at(0).parent, "");
   tree.run([] { return false; }, seconds(3));
-  EXPECT_TRUE(tree.engine(2).groups(tree.now()).empty()) << "the spine keeps a group that it is not needed for";
+  EXPECT_TRUE(tree.engine(2).groups(tree.now()).empty())
+      << "the spine keeps a group that it is not needed for";
   EXPECT_EQ(tree.engine(2).counters().segments, 0u);
   tree.expect_nothing_left();
+}
+
+// A leaf's uplink carries what one host's link does, whatever the number of its hosts; accumulators are twice
+// as wide as bf16.
+TEST(Tree, AnUplinkCarriesOneContribution) {
+  FabricConfig f = fabric_of({16, 2, 1, false, false});
+  f.engine.mtu = 4096;
+  f.engine.segment_bytes = 16320;
+  Tree tree(f);
+  ASSERT_TRUE(tree.start());
+  const uint32_t trunk_up = 2 * f.hosts,
+                 trunk_down = trunk_up + 1;  // of leaf 0: wires are made in this order
+  for (const DataType type : {DataType::kF32, DataType::kBf16}) {
+    auto bytes = [&](uint32_t link) {
+      return static_cast<double>(tree.fabric().network().stats(link).bytes);
+    };
+    const double before[] = {bytes(tree.fabric().uplink(0)), bytes(trunk_up), bytes(trunk_down)};
+    Job job;
+    job.count = (4 << 20) / aggregation::element_bytes(type);
+    job.type = type;
+    tree.run_job(job);
+    if (HasFatalFailure()) return;
+    const double host = bytes(tree.fabric().uplink(0)) - before[0];
+    const double wide = type == DataType::kF32 ? 1 : 2;
+    EXPECT_NEAR((bytes(trunk_up) - before[1]) / host, wide, 0.03);
+    EXPECT_NEAR((bytes(trunk_down) - before[2]) / host, 1, 0.03);
+  }
+}
+
+// f32 sums whose last bits depend on the order: whatever comes when and wherever ranks stand, the bits are
+// those of the bracketing that NUMERICS.md documents.
+TEST(Tree, DeterministicSumsHaveTheBitsOfTheBracketing) {
+  constexpr uint16_t kWorld = 7;
+  constexpr size_t kCount = 300;
+  auto value = [](uint16_t rank, size_t i) {
+    return static_cast<float>(value_of(3, rank, i)) *
+               std::ldexp(1.0F, static_cast<int>((rank * 7 + i) % 23)) +
+           0.1F;
+  };
+  std::vector<float> right(kCount), in_turn(kCount);
+  for (size_t i = 0; i < kCount; i++) {
+    float v[kWorld];
+    for (uint16_t r = 0; r < kWorld; r++) v[r] = value(r, i);
+    right[i] = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + v[6]);
+    for (uint16_t r = 0; r < kWorld; r++) in_turn[i] += v[r];
+  }
+  ASSERT_NE(std::memcmp(right.data(), in_turn.data(), kCount * sizeof(float)), 0);
+  const Shape shapes[] = {{7, 1, 1, false, false}, {7, 2, 1, false, false}, {7, 3, 1, false, true},
+                          {7, 7, 1, false, false}, {7, 4, 2, true, false},  {7, 3, 3, true, false}};
+  const char* asked = std::getenv("MILLRACE_ORDERS");
+  const int orders = asked ? std::atoi(asked) : 60;
+  Random random(77);
+  std::set<std::vector<float>> others;
+  for (int n = 0; n < orders; n++) {
+    const Shape& shape = shapes[static_cast<size_t>(n) % std::size(shapes)];
+    std::vector<uint16_t> order;
+    for (uint16_t h = 0; h < kWorld; h++) order.push_back(h);
+    for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[random.below(i)]);
+    Tree tree(fabric_of(shape, random.next()), order, static_cast<uint8_t>(1 + n % 3));
+    ASSERT_TRUE(tree.start()) << tree.comms[0]->text();
+    for (const bool deterministic : {true, false}) {
+      Job job;
+      job.count = kCount;
+      job.deterministic = deterministic;
+      job.prepare(kWorld);
+      for (uint16_t r = 0; r < kWorld; r++)
+        for (size_t i = 0; i < kCount; i++) store(DataType::kF32, job.send[r].data() + i * 4, value(r, i));
+      std::vector<std::pair<uint64_t, uint16_t>> when;
+      for (uint16_t r = 0; r < kWorld; r++) when.push_back({random.below(50), r});
+      std::sort(when.begin(), when.end());
+      for (const auto& [at, r] : when) {
+        tree.run([] { return false; }, std::chrono::microseconds(at));
+        tree.submit(job, r);
+      }
+      ASSERT_TRUE(tree.run([&] { return job.done(); }));
+      for (uint16_t r = 0; r < kWorld; r++) {
+        ASSERT_EQ(job.operation[r]->status, MR_OK) << job.operation[r]->text;
+        if (deterministic) {
+          ASSERT_EQ(std::memcmp(job.recv[r].data(), right.data(), kCount * 4), 0)
+              << "rank " << r << ", " << shape.leaves << " leaves, order " << n;
+        } else if (r == 0) {
+          std::vector<float> got(kCount);
+          std::memcpy(got.data(), job.recv[r].data(), kCount * 4);
+          others.insert(got);
+        }
+      }
+    }
+  }
+  EXPECT_GT(others.size(), 5u) << "the order did not matter, so this has shown nothing";
+}
+
+TEST(Tree, IsExactOnABadNetwork) {
+  for (const bool core : {false, true}) {
+    Tree tree(fabric_of({9, 4, core ? uint16_t{2} : uint16_t{1}, core, false}, 5), {}, 2);
+    ASSERT_TRUE(tree.start());
+    LinkFaults bad;
+    bad.loss = bad.duplicate = bad.reorder = 5000;  // ppm
+    bad.reorder_max = std::chrono::microseconds(50);
+    Network& net = tree.fabric().network();
+    for (uint32_t link = 0; link < net.links(); link++) net.faults(link) = bad;
+    for (const bool deterministic : {false, true}) {
+      for (const DataType type : {DataType::kF32, DataType::kF16}) {
+        Job job;
+        job.count = 20000;
+        job.type = type;
+        job.deterministic = deterministic;
+        tree.run_job(job);
+        if (HasFatalFailure()) return;
+      }
+    }
+    uint64_t again = 0;
+    for (uint16_t s = 0; s < tree.fabric().switches(); s++)
+      again += tree.engine(s).counters().retransmitted_packets;
+    EXPECT_GT(again, 0u);
+    for (uint32_t link = 0; link < net.links(); link++) net.faults(link) = {};
+    tree.expect_nothing_left();
+  }
+}
+
+// Everybody hears of it, in its words.
+TEST(Tree, AnyEndReachesAllNamingRanks) {
+  struct Case {
+    const char* what;
+    std::function<void(Tree&)> strike;
+    std::function<std::string(uint16_t rank)> text;  // what each rank's error has in it; empty: it is gone
+  };
+  // Ranks 0, 2, 4, 6 stand behind leaf 0.
+  const Case cases[] = {
+      {"host", [](Tree& t) { t.fabric().host(3).crash(); },
+       [](uint16_t rank) { return rank == 3 ? "" : "rank 3 (10.77.2.11)"; }},
+      {"leaf", [](Tree& t) { t.fabric().restart_switch(1, false); },
+       [](uint16_t rank) { return rank % 2 ? "10.77.2.1" : "the switch 10.77.2.1 (ranks 1, 3, 5, 7)"; }},
+      {"spine", [](Tree& t) { t.fabric().restart_switch(2, false); },
+       [](uint16_t rank) {
+         return std::string(
+                    "the parent switch 10.88.0.1 has not acknowledged anything for 5 s; behind it: ranks ") +
+                (rank % 2 ? "0, 2, 4, 6" : "1, 3, 5, 7");
+       }},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.what);
+    Tree tree(fabric_of({8, 2, 1, false, false}));
+    ASSERT_TRUE(tree.start());
+    Job job;
+    job.count = 200000;
+    job.prepare(8);
+    for (uint16_t r = 0; r < 8; r++) tree.submit(job, r);
+    tree.run([] { return false; }, std::chrono::microseconds(300));
+    ASSERT_FALSE(job.done());
+    const Time struck = tree.now();
+    c.strike(tree);
+    auto told = [&](uint16_t r) { return c.text(r).empty() || job.operation[r]->done; };
+    ASSERT_TRUE(tree.run([&] {
+      for (uint16_t r = 0; r < 8; r++)
+        if (!told(r)) return false;
+      return true;
+    }));
+    EXPECT_LT(tree.now() - struck, seconds(8));
+    for (uint16_t r = 0; r < 8; r++) {
+      if (c.text(r).empty()) continue;
+      EXPECT_NE(job.operation[r]->status, MR_OK);
+      EXPECT_NE(job.operation[r]->text.find(c.text(r)), std::string::npos)
+          << "rank " << r << ": " << job.operation[r]->text;
+    }
+    tree.run([] { return false; }, seconds(10));
+    for (uint16_t s = 0; s < 3; s++) {
+      EXPECT_TRUE(tree.engine(s).groups(tree.now()).empty()) << s;
+      EXPECT_EQ(tree.engine(s).memory_reserved(), 0u) << s;
+      EXPECT_EQ(tree.fabric().at(s).pool().in_use(), 0u) << s;
+    }
+  }
+}
+
+TEST(Tree, DisagreementIsJudgedAcrossLeaves) {
+  Tree tree(fabric_of({8, 2, 1, false, false}));
+  ASSERT_TRUE(tree.start());
+  Job job;
+  job.count = 1000;
+  job.prepare(8);
+  for (uint16_t r = 1; r < 8; r += 2) job.operation[r]->op = ReduceOp::kMax;
+  job.operation[5]->op = ReduceOp::kMax;
+  for (uint16_t r = 0; r < 8; r++) tree.submit(job, r);
+  ASSERT_TRUE(tree.run([&] { return job.done(); }));
+  for (uint16_t r = 0; r < 8; r++) {
+    EXPECT_EQ(job.operation[r]->status, MR_ERR_MISMATCH) << job.operation[r]->text;
+    EXPECT_NE(job.operation[r]->text.find("ranks 1, 3, 5, 7 operator max, ranks 0, 2, 4, 6 sum"),
+              std::string::npos)
+        << job.operation[r]->text;
+  }
+}
+
+TEST(Tree, WhoIsMissingIsSaidByTheRoot) {
+  FabricConfig f = fabric_of({8, 2, 1, false, false});
+  f.engine.join_timeout = seconds(3);
+  Fabric fabric(f);
+  std::vector<Communicator*> comms;
+  for (uint16_t r = 0; r < 6; r++) {
+    host::CommunicatorConfig c;
+    c.rank = r, c.world = 8;
+    c.switch_address = fabric.address(r % 2, false);
+    c.mtu = 256;
+    comms.push_back(&fabric.host(r).join(c));
+  }
+  ASSERT_TRUE(fabric.network().run(
+      [&] {
+        return std::all_of(comms.begin(), comms.end(),
+                           [](Communicator* c) { return c->state() == Communicator::State::kFailed; });
+      },
+      seconds(20)));
+  for (Communicator* c : comms)
+    EXPECT_NE(c->text().find("ranks missing after the join time-out of 3 s: 6, 7"), std::string::npos)
+        << c->text();
+}
+
+TEST(Tree, TheParentsRefusalIsPassedOn) {
+  FabricConfig f = fabric_of({4, 2, 1, false, false});
+  Fabric fabric(f);
+  fabric.at(2).act([](switching::Pipeline& p, Time now, FrameList& out) { p.shutdown(now, out); });
+  std::vector<Communicator*> comms;
+  for (uint16_t r = 0; r < 4; r++) {
+    host::CommunicatorConfig c;
+    c.rank = r, c.world = 4;
+    c.switch_address = fabric.address(r % 2, false);
+    c.mtu = 256;
+    comms.push_back(&fabric.host(r).join(c));
+  }
+  ASSERT_TRUE(fabric.network().run(
+      [&] {
+        return std::all_of(comms.begin(), comms.end(),
+                           [](Communicator* c) { return c->state() == Communicator::State::kFailed; });
+      },
+      seconds(20)));
+  for (Communicator* c : comms)
+    EXPECT_NE(c->text().find("the parent switch 10.88.0.1: the switch is shutting down"), std::string::npos)
+        << c->text();
 }
 
 }  // namespace
