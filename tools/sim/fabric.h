@@ -40,6 +40,7 @@ class Fabric {
   uint16_t switches() const { return static_cast<uint16_t>(switches_.size()); }  // leaves, spines, core
   SwitchNode& at(uint16_t i) { return *switches_[i]; }
   bool routed() const { return config_.leaves > 0; }
+  uint16_t leaf_of(uint16_t host) const { return static_cast<uint16_t>(host % config_.leaves); }
   // Where a group whose switch is `s` joins.
   IpAddress address(uint16_t s, bool v6) const;
   // The wire of a host: from the host, and to it.

@@ -46,7 +46,7 @@ void Member::join() {
   c.rank = rank_;
   c.world = plan_.world;
   c.stripes = plan_.stripes;
-  c.switch_address = fabric_.address(plan_.where, plan_.v6);
+  c.switch_address = fabric_.address(plan_.tree ? fabric_.leaf_of(host_) : plan_.where, plan_.v6);
   c.tenant = plan_.tenant;
   c.secret = plan_.secret;
   c.join_timeout = std::chrono::seconds(20);

@@ -41,6 +41,9 @@ class Drawer {
     f.hosts = static_cast<uint16_t>(below(8) == 0 ? between(9, 16) : between(1, 8));
     if (routed) {
       f.leaves = static_cast<uint16_t>(between(2, 3)), f.spines = static_cast<uint16_t>(between(1, 2));
+      f.tree = below(3) != 0;
+      f.core = f.tree && below(3) == 0;
+      f.tree_ipv6 = below(2);
       f.hosts = std::max<uint16_t>(f.hosts, 2);
       f.trunk.gbit = below(2) ? 100 : 400;
       f.trunk.delay = microseconds(between(1, 5));
@@ -95,6 +98,7 @@ class Drawer {
       GroupPlan g;
       g.number = static_cast<uint32_t>(i);
       if (f.leaves > 0) g.where = static_cast<uint16_t>(below(f.leaves + f.spines));
+      g.tree = f.tree && below(4) != 0;
       g.v6 = below(2);
       std::vector<uint16_t> hosts;
       for (uint16_t h = 0; h < f.hosts; h++) hosts.push_back(h);
@@ -195,7 +199,7 @@ class Drawer {
       const Time brief = microseconds(between(10, below(2) ? 5000 : 600000)),
                  ages = milliseconds(between(6000, 9000));
       const auto host = static_cast<uint32_t>(below(f.hosts));
-      const auto sw = static_cast<uint32_t>(f.leaves ? below(f.leaves + f.spines) : 0);
+      const auto sw = static_cast<uint32_t>(f.leaves ? below(f.leaves + f.spines + f.core) : 0);
       const auto group = static_cast<uint32_t>(below(plan_.groups.size()));
       const auto rank = static_cast<uint32_t>(below(plan_.groups[group].world));
       switch (below(20)) {
@@ -308,14 +312,15 @@ Plan draw_plan(uint64_t seed) { return Drawer(seed).draw(); }
 std::string describe(const Plan& p) {
   const FabricConfig& f = p.fabric;
   std::string s = std::to_string(f.hosts) + " hosts, " +
-                  (f.leaves ? std::to_string(f.leaves) + " leaves, " + std::to_string(f.spines) + " spines"
+                  (f.leaves ? std::to_string(f.leaves) + " leaves, " + std::to_string(f.spines) + " spines" +
+                                  (f.core ? ", core" : "") + (f.tree ? ", tree" : "")
                             : std::string("star")) +
                   ", MTU " + std::to_string(f.engine.mtu) + ", segment " +
                   std::to_string(f.engine.segment_bytes) + ", window " + std::to_string(f.engine.window) +
                   "; groups";
   for (const GroupPlan& g : p.groups)
     s += " " + std::to_string(g.world) + "×" + std::to_string(g.stripes) + (g.v6 ? "/IPv6" : "") +
-         (g.refused ? " (to be refused)" : "");
+         (g.tree ? "/tree" : "") + (g.refused ? " (to be refused)" : "");
   s += "; faults";
   for (size_t k = 0; k < kFaultKinds; k++)
     if (p.has[k]) s += " " + std::string(kFaultNames[k]);

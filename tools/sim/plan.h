@@ -76,7 +76,8 @@ struct OperationPlan {
 
 struct GroupPlan {
   uint32_t number = 0;
-  uint16_t where = 0;  // the switch that reduces
+  uint16_t where = 0;  // the switch that reduces, or
+  bool tree = false;   // each rank joins at its own leaf
   bool v6 = false;
   std::vector<uint16_t> hosts;  // by rank
   uint8_t stripes = 1;

@@ -30,6 +30,7 @@ class Swarm final : private Observer {
         late_(plan.seed ^ 0x6c617465) {
     Network& n = fabric_.network();
     n.add_observer(*this);
+    if (plan_.fabric.tree) wire_.expect_trees();
     for (uint16_t s = 0; s < fabric_.switches(); s++) {
       switches_.insert(fabric_.at(s).id());
       for (const IpAddress& a : fabric_.at(s).config().engine.addresses)
@@ -276,11 +277,13 @@ void Swarm::inject(const Fault& f) {
       return n.stall(fabric_.at(sw), until, f.kind == FaultKind::kSwitchClockStop);
     case FaultKind::kAbort: {
       judges_.outcome.excuse(f.target, {check::kAborted}, {});
-      return fabric_.at(plan_.groups[f.target].where)
+      // Of a tree, where its first rank is.
+      const GroupPlan& g = plan_.groups[f.target];
+      return fabric_.at(g.tree ? fabric_.leaf_of(g.hosts[0]) : g.where)
           .act([&](switching::Pipeline& p, Time now, FrameList& out) {
-            for (const auto& g : p.engine().groups(now))
-              if (g.key.starts_with("0" + std::to_string(f.target + 1)))
-                p.abort_group(g.id, "drained", now, out);
+            for (const auto& there : p.engine().groups(now))
+              if (there.key.starts_with("0" + std::to_string(f.target + 1)))
+                p.abort_group(there.id, "drained", now, out);
           });
     }
     case FaultKind::kLocalAbort:
@@ -356,8 +359,8 @@ void Swarm::final_round() {
   Network& n = fabric_.network();
   n.run_for(plan_.rest_before_final);
   judges_.outcome.healed();
-  // A dead process holds its rank until the switch has given it up: who is called for meanwhile may still lose
-  // it.
+  // A dead process holds its rank until the switch has given it up: who is called for meanwhile may still
+  // lose it.
   for (const auto& [host, at] : crashed_at_)
     if (n.now() - at < plan_.fabric.engine.peer_dead + seconds(2)) excuse_host(host);
   for (auto& g : groups_) {

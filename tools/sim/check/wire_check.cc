@@ -55,6 +55,28 @@ bool WireCheck::Header::contributes(uint32_t who, uint32_t world) const {
   return (collective != 3 && collective != 5) || who == source(world);
 }
 
+bool WireCheck::Header::contributes(const std::set<uint32_t>& ranks, uint32_t world) const {
+  return std::any_of(ranks.begin(), ranks.end(), [&](uint32_t r) { return contributes(r, world); });
+}
+
+std::pair<uint32_t, uint32_t> WireCheck::Header::receives(const std::set<uint32_t>& ranks, uint32_t world,
+                                                          uint32_t bytes) const {
+  if (ranks.empty()) return {0, 0};
+  if (collective == 4 && wire_type == type && length != 0) {
+    // From the first's shard to the last's.
+    const uint64_t shard = total / world;
+    const uint64_t first = std::max(offset, *ranks.begin() * shard);
+    const uint64_t behind = std::min(offset + length, (*ranks.rbegin() + 1) * shard);
+    if (first >= behind) return {0, 0};
+    return {static_cast<uint32_t>(first - offset), static_cast<uint32_t>(behind - offset)};
+  }
+  for (const uint32_t r : ranks) {
+    const auto one = receives(r, world, bytes);
+    if (one.first != one.second) return one;  // there is nothing between all and nothing
+  }
+  return {0, 0};
+}
+
 std::pair<uint32_t, uint32_t> WireCheck::Header::receives(uint32_t who, uint32_t world,
                                                           uint32_t bytes) const {
   const std::pair<uint32_t, uint32_t> all{0, bytes}, nothing{0, 0};
@@ -80,9 +102,11 @@ std::pair<uint32_t, uint32_t> WireCheck::Header::receives(uint32_t who, uint32_t
 }
 
 std::string WireCheck::name(const Connection& c) {
-  return "rank " + std::to_string(c.rank) + " stripe " + std::to_string(c.stripe) + " (" + text_of(c.host) +
-         " QP " + std::to_string(c.host_qpn) + ", switch " + text_of(c.sw) + " QP " +
-         std::to_string(c.switch_qpn) + ")";
+  return (c.child ? "child of ranks from " + (c.ranks.empty() ? "none" : std::to_string(*c.ranks.begin()))
+                  : "rank " + std::to_string(c.rank)) +
+         " stripe " + std::to_string(c.stripe) + " (" + text_of(c.host) + " QP " +
+         std::to_string(c.host_qpn) + ", switch " + text_of(c.sw) + " QP " + std::to_string(c.switch_qpn) +
+         ")";
 }
 
 void WireCheck::accuse(int64_t at_ns, const Stream& s, const std::string& what) {
@@ -104,7 +128,7 @@ void WireCheck::sent(int64_t at_ns, std::span<const uint8_t> frame, bool from_sw
     violations_.add("wire", at_ns, std::string("a frame was sent with ") + why);
   if (kind != WireKind::kRoce) return;
   counts_.packets[from_switch]++;
-  if (p.mad()) return mad(at_ns, p, from_switch);
+  if (p.mad()) return mad(at_ns, p);
   if (p.cnp()) {
     counts_.cnps[from_switch]++;
     return;
@@ -123,7 +147,7 @@ void WireCheck::passed(int64_t at_ns, std::span<const uint8_t> frame) {
 }
 
 // Connections: what a REQ and its REP say.
-void WireCheck::mad(int64_t at_ns, const WirePacket& p, bool from_switch) {
+void WireCheck::mad(int64_t at_ns, const WirePacket& p) {
   if (p.payload.size() < 256) return violations_.add("wire", at_ns, "a MAD that is too short");
   const uint8_t* m = p.payload.data() + kMadHeader;
   const uint32_t attribute = be16(p.payload.data() + 16), local = be32(m), remote = be32(m + 4);
@@ -141,6 +165,13 @@ void WireCheck::mad(int64_t at_ns, const WirePacket& p, bool from_switch) {
       c.from_switch.first_psn = be24(m + 44);  // where the *other* side shall begin
       c.stripe = m[140 + 36 + 5];
       c.rank = static_cast<uint16_t>(be16(m + 140 + 36 + 24));
+      c.nonce = be64(m + 140 + 36 + 32);
+      c.child = be32(m + 140 + 36) == 0x4D4C5253;
+      if (!c.child) c.ranks = {c.rank};
+      for (auto& other : connections_)
+        if (c.child && other.get() != &c && other->host == c.host && other->sw == c.sw &&
+            other->nonce == c.nonce)
+          c.ranks = other->ranks;
       c.from_switch.connection = &c;
       c.from_switch.of_switch = true;
       // From now on the switch may tell that the group is over, although there may be no frame for its REP.
@@ -159,6 +190,8 @@ void WireCheck::mad(int64_t at_ns, const WirePacket& p, bool from_switch) {
         Connection* again = connections_.back().get();
         again->host = c->host, again->sw = c->sw, again->host_qpn = c->host_qpn;
         again->host_comm_id = c->host_comm_id, again->rank = c->rank, again->stripe = c->stripe;
+        again->child = c->child, again->nonce = c->nonce;
+        if (!c->child) again->ranks = c->ranks;
         again->from_switch.first_psn = c->from_switch.first_psn;
         it->second = c = again;
       }
@@ -182,7 +215,6 @@ void WireCheck::mad(int64_t at_ns, const WirePacket& p, bool from_switch) {
       break;
     case 0x15: {
       counts_.dreq++;
-      if (from_switch) break;
       const auto it = by_comm_id_.find({p.src, p.dst, local});
       if (it != by_comm_id_.end() && it->second->goodbye_at == INT64_MAX) it->second->goodbye_at = at_ns;
       break;
@@ -227,29 +259,9 @@ void WireCheck::fresh(int64_t at_ns, const WirePacket& p, Stream& s) {
   s.sent.push_back({before + (p.ends() ? 1u : 0u), p.opcode, false, static_cast<uint32_t>(p.payload.size()),
                     s.of_switch ? hash_of(p.above_psn) : 0});
   Connection& c = *s.connection;
-  const auto at = static_cast<uint32_t>(s.sent.size() - 1);
   if (!s.of_switch) {
     if (p.opcode == 0x0A && p.payload.empty()) counts_.probes[0]++;
-    if (!p.send() || !p.starts()) return;
-    counts_.segments++;
-    s.message_at.push_back(at);
-    if (p.payload.size() < 64) {
-      s.headers.push_back({});
-      accuse(at_ns, s, "a segment without a header");
-    } else {
-      s.headers.push_back(Header::read(p.payload));
-    }
-    const Header& h = s.headers.back();
-    if (c.started && (h.rank != c.rank || h.header_only() == h.contributes(c.rank, c.world) ||
-                      (h.header_only() && (h.payload != 0 || !p.only() || p.payload.size() > 64))))
-      accuse(at_ns, s, "a segment header that is not what its collective asks of the rank");
-    if (!c.started)
-      accuse(at_ns, s, "a segment was sent before START");
-    else if (!eager_.contains(c.host) && s.message_at.size() > c.from_switch.results_arrived + c.window)
-      accuse(at_ns, s,
-             std::to_string(s.message_at.size()) + " segments were begun with " +
-                 std::to_string(c.from_switch.results_arrived) + " results seen and a window of " +
-                 std::to_string(c.window));
+    if (p.send() && p.starts()) segment(at_ns, p, s);
     return;
   }
   if (p.send())
@@ -258,6 +270,44 @@ void WireCheck::fresh(int64_t at_ns, const WirePacket& p, Stream& s) {
     counts_.probes[1]++;
   else
     result(at_ns, p, c);
+}
+
+// A SEND of a member's begins: a segment, or what children have to say besides.
+void WireCheck::segment(int64_t at_ns, const WirePacket& p, Stream& s) {
+  Connection& c = *s.connection;
+  if (c.child && p.payload.size() >= 20 && be16(p.payload.data()) == 0x4D52 && p.payload[3] & 0x80) {
+    if (p.payload[3] == 0x82) members(c, p.payload);
+    return;
+  }
+  counts_.segments++;
+  const bool has_header = p.payload.size() >= 64;
+  if (!has_header) accuse(at_ns, s, "a segment without a header");
+  const Header h = has_header ? Header::read(p.payload) : Header{};
+  // Of a deterministic segment a child may send several partial sums.
+  if (c.child && h.flags & 1 && !s.headers.empty() && h.same_segment(s.headers.back())) return;
+  s.message_at.push_back(static_cast<uint32_t>(s.sent.size() - 1));
+  s.headers.push_back(h);
+  if (c.started && (!c.ranks.contains(h.rank) || h.header_only() == h.contributes(c.ranks, c.world) ||
+                    (h.header_only() && (h.payload != 0 || !p.only() || p.payload.size() > 64))))
+    accuse(at_ns, s, "a segment header that is not what its collective asks of the rank");
+  if (!c.started)
+    accuse(at_ns, s, "a segment was sent before START");
+  else if (!eager_.contains(c.host) && s.message_at.size() > c.from_switch.results_arrived + c.window)
+    accuse(at_ns, s,
+           std::to_string(s.message_at.size()) + " segments were begun with " +
+               std::to_string(c.from_switch.results_arrived) + " results seen and a window of " +
+               std::to_string(c.window));
+}
+
+// Which ranks have come to a child, or are gone again.
+void WireCheck::members(Connection& c, std::span<const uint8_t> m) {
+  for (uint32_t i = 0; i < be16(m.data() + 16) && 24 + 4 * i <= m.size(); i++)
+    for (uint32_t r = be16(m.data() + 20 + 4 * i); r <= be16(m.data() + 22 + 4 * i); r++)
+      m[6] & 1 ? void(c.ranks.erase(r)) : void(c.ranks.insert(r));
+  // The connections of other stripes stand for the same.
+  for (auto& other : connections_)
+    if (other->child && other->host == c.host && other->sw == c.sw && other->nonce == c.nonce)
+      other->ranks = c.ranks;
 }
 
 // START or a terminal message.
@@ -296,7 +346,9 @@ bool WireCheck::all_there(int64_t at_ns, const Group& g, Connection& c, uint32_t
   const uint32_t segment = c.result_segment;
   const std::string what = "the result of segment " + std::to_string(segment) + " chunk " +
                            std::to_string(chunk) + " was sent, but ";
-  if (g.members.size() != c.world) {
+  size_t ranks = 0;
+  for (const Connection* m : g.members) ranks += m->ranks.size();
+  if (trees_ ? ranks > c.world : ranks != c.world) {
     accuse(at_ns, c.from_switch, "a result in a group that has not started everywhere");
     return false;
   }
@@ -312,7 +364,8 @@ bool WireCheck::all_there(int64_t at_ns, const Group& g, Connection& c, uint32_t
       accuse(at_ns, c.from_switch, what + rank + " disagrees with others");
       return false;
     }
-    if (h.contributes(m->rank, c.world) && s.arrived <= s.message_at[segment] + chunk) {
+    // Where a child's accumulators are wider, its packets hold other ranges.
+    if (!(h.flags & 8) && h.contributes(m->ranks, c.world) && s.arrived <= s.message_at[segment] + chunk) {
       accuse(at_ns, c.from_switch, what + "the part of " + rank + " has not come");
       return false;
     }
@@ -330,10 +383,11 @@ void WireCheck::result(int64_t at_ns, const WirePacket& p, Connection& c) {
   const Group& g = groups_[{c.sw, {c.group, c.stripe}}];
   if (all_there(at_ns, g, c, c.result_chunk)) {
     const Header& h = c.from_host.headers[segment];
-    // The segment's data is as long as its contributors say.
-    uint32_t bytes = 0;
-    for (const Connection* m : g.members) bytes = std::max(bytes, m->from_host.headers[segment].payload);
-    const auto range = h.receives(c.rank, c.world, bytes);
+    // The segment's data is as long as its contributors say, which in a tree may be elsewhere.
+    uint32_t bytes = h.wire_type == h.type ? h.length : 0;
+    if (h.wire_type != h.type)
+      for (const Connection* m : g.members) bytes = std::max(bytes, m->from_host.headers[segment].payload);
+    const auto range = h.receives(c.ranks, c.world, bytes);
     auto begin = [&](uint32_t chunk) { return chunk == 0 ? 0 : chunk * c.mtu - 64; };
     // Chunks with nothing for this member are passed over, but for the last.
     uint32_t chunk = c.result_chunk, from, to;

@@ -37,6 +37,8 @@ class WireCheck {
   void passed(int64_t at_ns, std::span<const uint8_t> frame);
   // This host does not keep its window, and is not expected to.
   void tolerate(const Address& host) { eager_.insert(host); }
+  // Switches may be children of others: a group's ranks need not all be behind one.
+  void expect_trees() { trees_ = true; }
   // At the end of a run. Judges terminal messages unless `blocked`: frames were so few, or congestion such,
   // that they may have had to wait.
   void finish(int64_t at_ns, bool blocked);
@@ -60,9 +62,14 @@ class WireCheck {
     bool header_only() const { return flags & 4; }
     // What members must agree on.
     bool agrees(const Header& o) const;
+    bool same_segment(const Header& o) const { return operation == o.operation && offset == o.offset; }
     bool contributes(uint32_t rank, uint32_t world) const;
-    // What of `bytes` bytes of the segment's data a rank receives: begin and end.
+    bool contributes(const std::set<uint32_t>& ranks, uint32_t world) const;
+    // What of `bytes` bytes of the segment's data a rank receives: begin and end. Of several ranks, from the
+    // first's to the last's.
     std::pair<uint32_t, uint32_t> receives(uint32_t rank, uint32_t world, uint32_t bytes) const;
+    std::pair<uint32_t, uint32_t> receives(const std::set<uint32_t>& ranks, uint32_t world,
+                                           uint32_t bytes) const;
     uint32_t source(uint32_t world) const;
   };
   struct Connection;
@@ -85,6 +92,9 @@ class WireCheck {
     Address host, sw;
     uint32_t host_qpn = 0, switch_qpn = 0, host_comm_id = 0, switch_comm_id = 0;
     uint16_t rank = 0;
+    bool child = false;        // a switch, which stands for several ranks
+    std::set<uint32_t> ranks;  // that it stands for
+    uint64_t nonce = 0;
     uint8_t stripe = 0;
     Stream from_host, from_switch;
     bool started = false, terminal = false;
@@ -105,9 +115,11 @@ class WireCheck {
     std::string name;
   };
 
-  void mad(int64_t at_ns, const WirePacket& p, bool from_switch);
+  void mad(int64_t at_ns, const WirePacket& p);
   void request(int64_t at_ns, const WirePacket& p, Stream& s);
   void fresh(int64_t at_ns, const WirePacket& p, Stream& s);
+  void segment(int64_t at_ns, const WirePacket& p, Stream& s);
+  void members(Connection& c, std::span<const uint8_t> message);
   void message(int64_t at_ns, const WirePacket& p, Connection& c);
   void result(int64_t at_ns, const WirePacket& p, Connection& c);
   bool all_there(int64_t at_ns, const Group& g, Connection& c, uint32_t chunk);
@@ -118,6 +130,7 @@ class WireCheck {
 
   Violations& violations_;
   std::set<Address> eager_;
+  bool trees_ = false;
   WireCounts counts_;
   std::map<Key, Connection*> by_comm_id_;  // host, switch, the host's communication ID: the newest
   std::map<Key, Stream*> streams_;         // by source, destination, destination QPN
