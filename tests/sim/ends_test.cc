@@ -516,5 +516,51 @@ TEST(Shutdown, TellsEveryMemberAndDrains) {
   EXPECT_TRUE(c.run([&] { return c.pipeline().drained(); }, seconds(60)));
 }
 
+// Groups come and go by the thousand, 64 at a time, and leave nothing behind.
+TEST(Ends, TenThousandGroupsLeaveNothing) {
+  ClusterConfig cc;
+  cc.hosts = 3;
+  cc.engine.mtu = 256;
+  cc.engine.segment_bytes = 960;
+  Cluster c(cc);
+  size_t formed = 0;
+  std::vector<std::vector<Communicator*>> live;
+  while (formed < 10000) {
+    std::vector<Job> jobs(64);
+    for (size_t i = 0; i < jobs.size(); i++, formed++) {
+      live.emplace_back();
+      for (uint16_t r = 0; r < 3; r++) {
+        auto config = c.communicator(r, 3);
+        for (size_t b = 0; b < 8; b++) config.key[b] = static_cast<uint8_t>(formed >> 8 * b);
+        live.back().push_back(&c.host(r).join(config));
+      }
+    }
+    ASSERT_TRUE(c.run([&] { return std::all_of(live.begin(), live.end(), all_running); })) << formed;
+    for (size_t i = 0; i < jobs.size(); i++) {
+      jobs[i].count = i;
+      jobs[i].deterministic = i % 8 == 0;
+      jobs[i].prepare(3);
+      for (uint16_t r = 0; r < 3; r++) live[i][r]->submit(jobs[i].operation[r].get(), c.now());
+    }
+    for (uint16_t r = 0; r < 3; r++) c.host(r).pump(c.now());
+    ASSERT_TRUE(
+        c.run([&] { return std::all_of(jobs.begin(), jobs.end(), [](Job& j) { return j.done(); }); }));
+    for (Job& j : jobs) j.check();
+    if (HasFatalFailure()) return;
+    EXPECT_EQ(c.pipeline().engine().groups(c.now()).size(), 64u);
+    for (auto& comms : live)
+      for (Communicator* comm : comms) comm->close(c.now());
+    for (uint16_t r = 0; r < 3; r++) c.host(r).pump(c.now());
+    ASSERT_TRUE(c.run([&] { return c.pipeline().engine().groups(c.now()).empty(); })) << formed;
+    ASSERT_EQ(c.pipeline().engine().memory_reserved(), 0u) << formed;
+    for (auto& comms : live)
+      for (uint16_t r = 0; r < 3; r++) c.host(r).forget(*comms[r]);
+    live.clear();
+  }
+  c.run([&] { return c.pipeline().engine().cm_records() == 0; }, seconds(60));
+  expect_nothing_left(c);
+  EXPECT_EQ(c.pipeline().engine().cm_records(), 0u);
+}
+
 }  // namespace
 }  // namespace millrace::sim
