@@ -353,7 +353,93 @@ TEST_F(EnginePackets, MembersThatNeverAcknowledgeAreServedAllTheSame) {
   EXPECT_EQ(engine().counters().groups_failed, 0u);
 }
 
+TEST_F(EnginePackets, AnAcknowledgedResultLetsGoOfItsFrame) {
+  form(2);
+  const uint32_t idle = pool_.in_use();
+  for (uint16_t r = 0; r < 2; r++)
+    send(member(r), Opcode::kSendOnly, message(header(member(r), 8), numbers(2, 1)));
+  const Psn psns[] = {member(0).inbox[0].packet.psn(), member(1).inbox[0].packet.psn()};
+  member(0).inbox.clear(), member(1).inbox.clear();
+  EXPECT_EQ(pool_.in_use(), idle + 1) << "the sum, which both results share";
+  acknowledge(member(0), psns[0]);
+  EXPECT_EQ(pool_.in_use(), idle + 1);
+  acknowledge(member(1), psns[1]);
+  EXPECT_EQ(pool_.in_use(), idle);
+}
+
+// A slot is used again by an operation that reduces nothing: its last reducer must not have a hand in that.
+TEST_F(EnginePackets, ABroadcastInAnAveragesSlotIsNotDivided) {
+  form(2);
+  for (uint64_t n = 0; n < 3; n++) {
+    for (uint16_t r = 0; r < 2; r++) {
+      SegmentHeader h = header(member(r), 16, n);
+      h.op = static_cast<uint8_t>(ReduceOp::kAvg);
+      if (n < 2) {
+        send(member(r), Opcode::kSendOnly, message(h, numbers(4, 6)));
+        continue;
+      }
+      h.collective = static_cast<uint8_t>(Collective::kBroadcast);
+      h.op = 0;
+      if (r == 1) h.flags = kFlagLast | kFlagHeaderOnly, h.payload_bytes = 0u;
+      send(member(r), Opcode::kSendOnly, message(h, r == 0 ? numbers(4, 1000) : std::vector<uint8_t>{}));
+    }
+  }
+  ASSERT_EQ(member(1).inbox.size(), 3u) << group().reason;
+  EXPECT_TRUE(std::ranges::equal(member(1).inbox[1].packet.payload, numbers(4, 6)));
+  EXPECT_TRUE(std::ranges::equal(member(1).inbox[2].packet.payload, numbers(4, 1000)));
+  ASSERT_EQ(member(0).inbox.size(), 3u);
+  EXPECT_TRUE(member(0).inbox[2].packet.payload.empty()) << "the root has it";
+}
+
+// What a group takes of the quota is its own tenant's, to the byte.
+TEST_F(EnginePackets, ATenantsQuotaIsForItsOwnGroups) {
+  config_.tenants[1] = {"blue", "", 0}, config_.tenants[2] = {"red", "", 0};
+  JoinRequest first = join_of(0, 2);
+  first.tenant = 2;
+  ASSERT_EQ(connect(member(0), encode(first)).kind, roce::CmEvent::Kind::kReply);
+  const uint64_t one = engine().memory_reserved();
+  ASSERT_GT(one, 0u);
+  for (const uint64_t limit : {one, one - 1}) {
+    restart([&](EngineConfig& c) { c.tenants[1].memory_limit = limit; });
+    for (const uint32_t tenant : {2u, 2u, 1u}) {
+      Member& m = member(static_cast<uint16_t>(10 + engine().groups(now_).size()));
+      JoinRequest j = join_of(0, 2);
+      j.tenant = tenant;
+      j.key[0] = static_cast<uint8_t>(engine().groups(now_).size());
+      const auto event = connect(m, encode(j));
+      if (tenant == 2 || limit == one) {
+        EXPECT_EQ(event.kind, roce::CmEvent::Kind::kReply);
+        continue;
+      }
+      ASSERT_EQ(event.kind, roce::CmEvent::Kind::kRejected);
+      const auto reject = decode_join_reject(event.private_data);
+      ASSERT_TRUE(reject);
+      EXPECT_EQ(reject->code, Code::kQuota);
+      EXPECT_EQ(reject->text.find("tenant blue: 0 KiB of "), 0u) << reject->text;
+    }
+    EXPECT_EQ(engine().memory_reserved(), (limit == one ? 3 : 2) * one);
+  }
+}
+
 // --- timers ---
+
+// Whoever has said goodbye is not waited for, but it does not speak for the others.
+TEST_F(EnginePackets, AFailedGroupWaitsForThoseWhoHaveNotHeardYet) {
+  form(3);
+  const uint32_t id = group().id;
+  ASSERT_TRUE(engine().abort_group(id, "", now_, from_engine_));
+  run();
+  const Time told = now_;
+  for (const uint16_t r : {uint16_t{1}, uint16_t{2}}) {
+    member(r).agent->disconnect(member(r).reply.id, now_, to_engine_);
+    run();
+  }
+  run_at(told + milliseconds(100));
+  ASSERT_EQ(engine().groups(now_).size(), 1u) << "rank 0 has not acknowledged the terminal message";
+  member(0).agent->disconnect(member(0).reply.id, now_, to_engine_);
+  run();
+  EXPECT_TRUE(engine().groups(now_).empty());
+}
 
 TEST_F(EnginePackets, ASilentMemberIsProbedAndThenLost) {
   form(2);
@@ -428,6 +514,21 @@ TEST_F(EnginePackets, AMissingRankIsNamedWhenTheTimeIsOverAndNotBefore) {
       group().reason,
       "ranks missing after the join time-out of 60 s: 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, "
       "16, …");
+}
+
+TEST_F(EnginePackets, ExactlyTheMissingRanksAreNamed) {
+  config_.join_timeout = seconds(2);
+  Member& m = join(1, 3);
+  for (const Time end = now_ + seconds(2) + milliseconds(50); now_ < end;) {
+    run_at(std::min(std::max(engine().next_deadline(), now_ + nanoseconds(1)), end));
+    for (auto& r : m.inbox)
+      if (r.packet.op->write) acknowledge(m, r.packet.psn());
+  }
+  EXPECT_EQ(group().reason, "ranks missing after the join time-out of 2 s: 0, 2");
+  const auto said = decode_switch_message(m.inbox.back().packet.payload).terminal;
+  ASSERT_TRUE(said);
+  EXPECT_EQ(said->code, Code::kJoinTimeout);
+  EXPECT_EQ(said->ranks, (std::vector<uint16_t>{0, 2}));
 }
 
 TEST_F(EnginePackets, AnOperationIsLateWhenItsTimeIsOverAndNotBefore) {

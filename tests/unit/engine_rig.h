@@ -48,6 +48,12 @@ class EngineRig : public testing::Test {
     if (!engine_) engine_ = std::make_unique<Engine>(config_, pool_);
     return *engine_;
   }
+  // Another engine, which knows nobody, by the configuration as changed.
+  void restart(const std::function<void(EngineConfig&)>& change) {
+    change(config_);
+    engine_.reset();
+    members_.clear();
+  }
   // The member of this rank, at 10.0.0.(1 + rank).
   Member& member(uint16_t rank) {
     Member& m = members_[rank];
