@@ -421,7 +421,57 @@ TEST_F(EnginePackets, ATenantsQuotaIsForItsOwnGroups) {
   }
 }
 
+// PROTOCOL.md, code 1: the ranks that differ from the majority, or both of two equal camps.
+TEST_F(EnginePackets, AMinorityIsNamedAndOfTwoEqualCampsBoth) {
+  const struct {
+    uint16_t world;
+    std::vector<uint16_t> of_min;  // the others' operator is a sum
+    std::vector<uint16_t> ranks;
+    const char* said;
+  } cases[] = {
+      {3, {1}, {1}, "rank 1 operator min, the others sum"},
+      {3, {0}, {0}, "rank 0 operator min, the others sum"},
+      {5, {1, 3}, {1, 3}, "ranks 1, 3 operator min, the others sum"},
+      {2, {1}, {0, 1}, "rank 1 operator min, rank 0 sum"},
+      {4, {2, 3}, {0, 1, 2, 3}, "ranks 2, 3 operator min, ranks 0, 1 sum"},
+  };
+  for (const auto& c : cases) {
+    restart([](auto&) {});
+    form(c.world);
+    for (uint16_t r = 0; r < c.world; r++) {
+      SegmentHeader h = header(member(r), 8, 6);
+      if (std::ranges::find(c.of_min, r) != c.of_min.end()) h.op = static_cast<uint8_t>(ReduceOp::kMin);
+      send(member(r), Opcode::kSendOnly, message(h, numbers(2, 1)));
+    }
+    run_at(now_ + milliseconds(550));  // the last header settles it at once only where it is another
+    EXPECT_EQ(group().reason, std::string("the ranks disagree about operation 6: ") + c.said);
+    ASSERT_FALSE(member(0).inbox.empty());
+    const auto said = decode_switch_message(member(0).inbox.back().packet.payload).terminal;
+    ASSERT_TRUE(said);
+    EXPECT_EQ(said->code, Code::kMismatch);
+    EXPECT_EQ(said->operation, 6u);
+    EXPECT_EQ(said->ranks, c.ranks);
+  }
+}
+
 // --- timers ---
+
+// Half a second is given to those whose headers would decide.
+TEST_F(EnginePackets, ADisagreementIsJudgedWithoutThoseWhoDoNotCome) {
+  form(3);
+  SegmentHeader other = header(member(1), 8, 6);
+  other.op = static_cast<uint8_t>(ReduceOp::kMax);
+  const Time begun = now_;
+  send(member(0), Opcode::kSendOnly, message(header(member(0), 8, 6), numbers(2, 1)));
+  send(member(1), Opcode::kSendOnly, message(other, numbers(2, 1)));
+  EXPECT_EQ(group().state, "disagreeing");
+  for (const Time end = begun + milliseconds(500) - nanoseconds(1); now_ < end;)
+    run_at(std::min(std::max(engine().next_deadline(), now_ + nanoseconds(1)), end));
+  EXPECT_EQ(group().state, "disagreeing");
+  run_at(begun + milliseconds(550));
+  EXPECT_EQ(group().state, "failed");
+  EXPECT_EQ(group().reason, "the ranks disagree about operation 6: rank 1 operator max, rank 0 sum");
+}
 
 // Whoever has said goodbye is not waited for, but it does not speak for the others.
 TEST_F(EnginePackets, AFailedGroupWaitsForThoseWhoHaveNotHeardYet) {

@@ -214,6 +214,14 @@ TEST(Parse, EachFaultHasItsName) {
             ParseVerdict::kNotRoce);  // ports read behind the options
   EXPECT_EQ(with([](auto& b) { b[14] = 0x44; }), ParseVerdict::kIpLength);
   EXPECT_EQ(with([](auto& b) { b[16] = 0xFF; }), ParseVerdict::kIpLength);
+  // Without room for UDP; with just that, it is UDP's length that is wrong.
+  EXPECT_EQ(with([](auto& b) { b[16] = 0, b[17] = 27, fix(b); }), ParseVerdict::kIpLength);
+  EXPECT_EQ(with([](auto& b) { b[16] = 0, b[17] = 28, fix(b); }), ParseVerdict::kUdpLength);
+  for (const uint8_t length : {7, 8}) {
+    std::vector<uint8_t> b = good(true);
+    b[18] = 0, b[19] = length;
+    EXPECT_EQ(verdict(b), length == 7 ? ParseVerdict::kIpLength : ParseVerdict::kUdpLength);
+  }
   EXPECT_EQ(with([](auto& b) { b[20] = 0x20, fix(b); }), ParseVerdict::kIpFragment);
   EXPECT_EQ(with([](auto& b) { b[23] = 6, fix(b); }), ParseVerdict::kNotRoce);
   EXPECT_EQ(with([](auto& b) { b[24] ^= 1; }), ParseVerdict::kIpChecksum);
