@@ -60,8 +60,9 @@ bool Engine::Impl::reserve_to_hold(Group& g, SlotRing& slots, Time now) {
   return true;
 }
 
-// 2 × window results, START, a terminal message, probes.
-uint32_t Engine::Impl::requests_per_link() const { return 2u * config.window * chunks_per_segment() + 8; }
+// The results of `window` segments, since a member's segment s + window acknowledges result s; START, a
+// terminal message, a probe.
+uint32_t Engine::Impl::requests_per_link() const { return config.window * chunks_per_segment() + 8; }
 
 bool Engine::Impl::authorised(const roce::CmEvent& request, const JoinRequest& join) const {
   const auto tenant = config.tenants.find(join.tenant);

@@ -318,8 +318,8 @@ void Engine::Impl::post_chunk(Group& g, uint8_t stripe, SegmentSlot& slot, uint3
     request.remote_address = h.result_address.value() + (from < to ? from - all.begin : 0);
     request.rkey = h.result_rkey.value();
     const bool posted = link.qp.requester().post(request);
-    // Room for 2 × window segments is reserved, and the member's own segments acknowledge all but the last
-    // window.
+    // Room for the results of `window` segments is reserved, and the member's own segments acknowledge all
+    // but those.
     assert(posted);
     (void)posted;
     counters.results_sent++;

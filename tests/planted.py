@@ -18,9 +18,9 @@ from mutate import PROGRAMS, Tree
 BUGS = {
     "a duplicate is summed": ("roce/rc_responder.cc", "return Arrival::kDuplicate;", "return Arrival::kNew;"),
     "a slot is freed before its last ACK": ("aggregation/engine_segment.cc", "  return seen;", "  return true;"),
-    "room for results equals the window": (
-        "aggregation/engine_join.cc", "return 2u * config.window * chunks_per_segment() + 8;",
-        "return config.window * chunks_per_segment() + 8;"),
+    "a segment may begin before its slot is free": (
+        "aggregation/slots.h", "return segment < released_ + slots_.size();",
+        "return segment <= released_ + slots_.size();"),
     "PSNs are compared unsigned": (
         "roce/types.h", "return static_cast<int32_t>((v_ - other.v_) << 8) >> 8;",
         "return static_cast<int32_t>(v_) - static_cast<int32_t>(other.v_);"),

@@ -11,6 +11,7 @@
 #include "tools/sim/check/sum_check.h"
 #include "tools/sim/check/wire_check.h"
 #include "tools/sim/cluster.h"
+#include "tools/sim/wire_marks.h"
 
 namespace millrace::sim {
 namespace {
@@ -234,6 +235,38 @@ TEST_F(WireStream, ATerminalMessageMissingOnOneStripeIsSeen) {
     return terminal && !std::exchange(done, true);
   }));
   EXPECT_NE(said.find("no terminal message"), std::string::npos) << said;
+}
+
+// A host's packet seems to have come with a mark: the switch, which saw none, has sent no CNP.
+TEST_F(WireStream, AMarkThatDrawsNoCnpIsSeen) {
+  std::vector<Event> events = record();
+  const auto marked = std::find_if(events.begin(), events.end(), [](const Event& e) {
+    return e.arrives && !e.from_switch && e.bytes.size() > 100 && e.bytes[kBth] == 0x02;
+  });
+  ASSERT_NE(marked, events.end());
+  const auto at = marked - events.begin();
+  const Event unmarked = *marked;
+  ASSERT_TRUE(mark_congestion(marked->bytes));
+  const std::string said = judge(events);
+  EXPECT_NE(said.find("drew no CNP"), std::string::npos) << said;
+  // It came twice, and without a mark the second time: that one may have been taken.
+  std::vector<Event> twice = events;
+  twice.insert(twice.begin() + at + 1, unmarked);
+  EXPECT_EQ(judge(twice), "");
+  // With the CNP that is due: to the queue pairs that the switch's SENDs to this host name.
+  for (const Event& e : std::vector<Event>(events)) {
+    if (!is(e, true, 0x04) || !std::equal(&e.bytes[30], &e.bytes[34], &unmarked.bytes[26])) continue;
+    HeapFramePool pool;
+    roce::Path path;
+    path.src_ip = IpAddress::from_v4(&e.bytes[26]), path.dst_ip = IpAddress::from_v4(&e.bytes[30]);
+    roce::TransportFields f;
+    f.opcode = roce::Opcode::kCnp;
+    f.dest_qp = Qpn{be24(&e.bytes[kBth + 5])};
+    const Frame cnp = roce::build(pool, path, f, {});
+    events.insert(events.begin() + at + 1,
+                  {unmarked.at, false, true, {cnp.bytes().begin(), cnp.bytes().end()}});
+  }
+  EXPECT_EQ(judge(events), "");
 }
 
 TEST(SumCheck, NamesWhoIsMissingOrTwice) {

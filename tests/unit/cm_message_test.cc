@@ -172,6 +172,24 @@ TEST(CmMessage, RdmaCmHeaderReencodesToTheSameBytes) {
   }
 }
 
+// By hand from IBA vol. 1, 13.4.2: ours leave these fields 0, and so do Linux's.
+TEST(CmMessage, TheMadHeaderIsAsIn1342) {
+  const Mad mad = encode_cm({{.status = 0x2122,
+                              .class_specific = 0x3132,
+                              .transaction_id = 0x4142434445464748,
+                              .attribute_modifier = 0x51525354},
+                             RtuMessage{}});
+  const uint8_t expected[] = {0x01, 0x07, 0x02, 0x03, 0x21, 0x22, 0x31, 0x32, 0x41, 0x42, 0x43, 0x44,
+                              0x45, 0x46, 0x47, 0x48, 0x00, 0x14, 0,    0,    0x51, 0x52, 0x53, 0x54};
+  EXPECT_TRUE(std::equal(std::begin(expected), std::end(expected), mad.begin()));
+  const auto read = decode_cm(mad);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->header.status, 0x2122);
+  EXPECT_EQ(read->header.class_specific, 0x3132);
+  EXPECT_EQ(read->header.transaction_id, 0x4142434445464748u);
+  EXPECT_EQ(read->header.attribute_modifier, 0x51525354u);
+}
+
 // No capture has an MRA; these bytes were laid out by hand from IBA table 107.
 TEST(CmMessage, MraHasTheBitsOfTable107) {
   const Mad mad = encode_cm({{.transaction_id = 0x1122334455667788},

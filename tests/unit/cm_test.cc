@@ -310,6 +310,7 @@ TEST(Cm, LostRejIsIssuedAgain) {
   net.run_for(seconds(5));
   EXPECT_EQ(net.b.count(Kind::kRequest), 1u);
   EXPECT_EQ(net.b.agent.counters().rej_repeated, 2u);
+  EXPECT_EQ(net.b.agent.counters().rej_sent, 3u);
   ASSERT_EQ(net.a.log.size(), 1u);
   EXPECT_EQ(net.a.log[0].kind, Kind::kRejected);
   EXPECT_EQ(net.a.log[0].reason, RejectReason::kConsumer);
@@ -631,6 +632,7 @@ TEST(Cm, LostRejAfterARepIsRepeatedForTheRtu) {
   net.run_for(seconds(1));
   EXPECT_EQ(net.a.count(Kind::kDisconnected), 1u);
   EXPECT_EQ(net.b.agent.counters().rej_repeated, 1u);
+  EXPECT_EQ(net.b.agent.counters().rej_sent, 2u);
 }
 
 TEST(Cm, RepeatedDreqGetsDrepAgain) {

@@ -131,6 +131,7 @@ void WireCheck::sent(int64_t at_ns, std::span<const uint8_t> frame, bool from_sw
   if (p.mad()) return mad(at_ns, p);
   if (p.cnp()) {
     counts_.cnps[from_switch]++;
+    if (Stream* s = find(p.src, p.dst, p.dest_qp); s != nullptr && s->of_switch) s->connection->cnp = true;
     return;
   }
   if (p.acknowledge()) return acknowledgement(at_ns, p, from_switch);
@@ -439,6 +440,12 @@ void WireCheck::acknowledgement(int64_t at_ns, const WirePacket& p, bool from_sw
     accuse(at_ns, s, "an acknowledgement went back, to PSN " + std::to_string(p.psn));
   else
     s.acked = taken;
+  // The CNP leaves in the turn that takes the marked packet, before its acknowledgement. Later ones may be
+  // held back by the rate limit, by the switch's own clock.
+  if (s.marked >= 0 && taken > s.marked) {
+    c.mark_ignored |= !c.cnp;
+    s.marked = -1;
+  }
   const uint32_t messages = taken == 0 ? 0 : s.sent[static_cast<size_t>(taken - 1)].messages;
   if (p.msn != (messages & 0xFFFFFF))
     accuse(at_ns, s,
@@ -453,14 +460,22 @@ void WireCheck::arrived(int64_t, std::span<const uint8_t> frame) {
   Stream* s = find(p.src, p.dst, p.dest_qp);
   if (s == nullptr) return;
   const uint32_t n = distance(p.psn, s->first_psn);
-  if (n >= s->sent.size() || s->sent[n].arrived) return;
+  if (n >= s->sent.size()) return;
+  if (s->sent[n].arrived) {
+    if (s->marked == n) s->marked = -1;  // which of the two was taken is not known
+    return;
+  }
   s->sent[n].arrived = true;
+  if (p.marked && !s->of_switch && s->marked < 0) s->marked = n;
   if (n >= s->arrived) s->arrived = n + 1;
   if (p.with_immediate()) s->results_arrived++;
 }
 
 void WireCheck::finish(int64_t at_ns, bool blocked) {
   if (blocked) return;
+  for (const auto& c : connections_)
+    if (c->mark_ignored)
+      violations_.add("wire", at_ns, "a packet marked by congestion drew no CNP for " + name(*c));
   for (const auto& [key, g] : groups_) {
     if (g.terminal_at == INT64_MAX) continue;
     for (const Connection* c : g.members) {

@@ -1,7 +1,8 @@
 // What our code puts on the wire, judged packet by packet: valid ICRCs, PSNs in the protocol's order, repeats
 // that say the same, acknowledgements of what was sent with MSNs that count its messages, members within
 // their window, no result before every member's header and every contributor's part have come, to each member
-// the bytes that its collective has for it and nothing else, and terminal messages down every queue pair.
+// the bytes that its collective has for it and nothing else, terminal messages down every queue pair, and a
+// CNP from the switch for the first mark of congestion on a queue pair.
 // It learns of connections by reading the CM's messages and START itself, and of operations by reading
 // segment headers.
 #pragma once
@@ -39,8 +40,8 @@ class WireCheck {
   void tolerate(const Address& host) { eager_.insert(host); }
   // Switches may be children of others: a group's ranks need not all be behind one.
   void expect_trees() { trees_ = true; }
-  // At the end of a run. Judges terminal messages unless `blocked`: frames were so few, or congestion such,
-  // that they may have had to wait.
+  // At the end of a run. Judges terminal messages and CNPs unless `blocked`: frames were so few that the
+  // former may have had to wait and the latter could not be made.
   void finish(int64_t at_ns, bool blocked);
   const WireCounts& counts() const { return counts_; }
 
@@ -85,8 +86,9 @@ class WireCheck {
     uint32_t results_arrived = 0;      // of the switch's: immediates
     uint32_t open = 0;                 // 0: between messages, else the opcode family of the one begun
     uint32_t mtu = 0;
-    int64_t acked = -1;  // the highest acknowledged by the other side
-    bool over = false;   // ended by a NAK
+    int64_t acked = -1;   // the highest acknowledged by the other side
+    int64_t marked = -1;  // of the host's: a packet that arrived with a mark, and once only
+    bool over = false;    // ended by a NAK
   };
   struct Connection {
     Address host, sw;
@@ -103,6 +105,8 @@ class WireCheck {
     uint32_t mtu = 0;
     uint32_t result_segment = 0, result_chunk = 0;  // the next result's
     int64_t goodbye_at = INT64_MAX, terminal_at = INT64_MAX;
+    bool cnp = false;           // the switch has sent one
+    bool mark_ignored = false;  // before it did, it had taken a marked packet
   };
   struct Key {
     Address src, dst;

@@ -85,6 +85,7 @@ WireKind read_packet(std::span<const uint8_t> f, bool check_icrc, WirePacket& ou
     if (!ip_checksum_ok(f.data() + ip)) return bad("a wrong IPv4 checksum");
     if (be16(f.data() + ip + 6) & 0x3FFF) return bad("a fragment");
     length = be16(f.data() + ip + 2);
+    out.marked = (f[ip + 1] & 3) == 3;
     udp = ip + 20;
     out.src = out.dst = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
     std::memcpy(out.src.data() + 12, f.data() + ip + 12, 4);
@@ -93,6 +94,7 @@ WireKind read_packet(std::span<const uint8_t> f, bool check_icrc, WirePacket& ou
     if (f.size() < ip + 40) return bad("shorter than an IPv6 header");
     if (f[ip + 6] != 17) return WireKind::kOther;
     length = 40 + be16(f.data() + ip + 4);
+    out.marked = (f[ip + 1] & 0x30) == 0x30;
     udp = ip + 40;
     std::memcpy(out.src.data(), f.data() + ip + 8, 16);
     std::memcpy(out.dst.data(), f.data() + ip + 24, 16);
