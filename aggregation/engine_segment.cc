@@ -77,7 +77,8 @@ bool Engine::Impl::begin_segment(Link& link, const roce::Packet& p, Time now) {
   link.payload = h.payload_bytes.value();
   link.absorb = false;
   g.operation = std::max(g.operation, h.operation.value());
-  if (!agree(slot.reference(), h)) disagree(link, link.segment, now);
+  // The last header settles a disagreement also where it agrees.
+  if (g.state == Group::State::kDisagreeing || !agree(slot.reference(), h)) disagree(link, link.segment, now);
   return true;
 }
 

@@ -224,7 +224,7 @@ TEST_F(EnginePackets, WhatReachesAFailedGroupIsTakenAndForgotten) {
   run();
   EXPECT_EQ(group().reason, "aborted by the administrator");
   ASSERT_EQ(m.inbox.size(), 1u);
-  const Terminal said = *decode_switch_message(m.inbox[0].packet.payload).terminal;
+  const Terminal said = *decode_control_message(m.inbox[0].packet.payload).terminal;
   EXPECT_EQ(said.code, Code::kAborted);
   m.inbox.clear();
   const Counters before = engine().counters();
@@ -446,7 +446,7 @@ TEST_F(EnginePackets, AMinorityIsNamedAndOfTwoEqualCampsBoth) {
     run_at(now_ + milliseconds(550));  // the last header settles it at once only where it is another
     EXPECT_EQ(group().reason, std::string("the ranks disagree about operation 6: ") + c.said);
     ASSERT_FALSE(member(0).inbox.empty());
-    const auto said = decode_switch_message(member(0).inbox.back().packet.payload).terminal;
+    const auto said = decode_control_message(member(0).inbox.back().packet.payload).terminal;
     ASSERT_TRUE(said);
     EXPECT_EQ(said->code, Code::kMismatch);
     EXPECT_EQ(said->operation, 6u);
@@ -522,7 +522,7 @@ TEST_F(EnginePackets, ASilentMemberIsProbedAndThenLost) {
   EXPECT_EQ(group().state, "failed");
   EXPECT_EQ(group().reason, "rank 1 (10.0.0.2) has not acknowledged anything for 5 s");
   ASSERT_FALSE(member(0).inbox.empty());
-  const auto said = decode_switch_message(member(0).inbox.back().packet.payload).terminal;
+  const auto said = decode_control_message(member(0).inbox.back().packet.payload).terminal;
   ASSERT_TRUE(said);
   EXPECT_EQ(said->code, Code::kMemberLost);
   EXPECT_EQ(said->ranks, std::vector<uint16_t>{1});
@@ -575,7 +575,7 @@ TEST_F(EnginePackets, ExactlyTheMissingRanksAreNamed) {
       if (r.packet.op->write) acknowledge(m, r.packet.psn());
   }
   EXPECT_EQ(group().reason, "ranks missing after the join time-out of 2 s: 0, 2");
-  const auto said = decode_switch_message(m.inbox.back().packet.payload).terminal;
+  const auto said = decode_control_message(m.inbox.back().packet.payload).terminal;
   ASSERT_TRUE(said);
   EXPECT_EQ(said->code, Code::kJoinTimeout);
   EXPECT_EQ(said->ranks, (std::vector<uint16_t>{0, 2}));
@@ -664,7 +664,7 @@ TEST_F(EnginePackets, ASwitchThatShutsDownTellsItsMembersAndRefusesOthers) {
   EXPECT_FALSE(engine().drained());
   run();
   ASSERT_EQ(m.inbox.size(), 1u);
-  const auto said = decode_switch_message(m.inbox[0].packet.payload).terminal;
+  const auto said = decode_control_message(m.inbox[0].packet.payload).terminal;
   ASSERT_TRUE(said);
   EXPECT_EQ(said->code, Code::kShuttingDown);
   EXPECT_EQ(engine().counters().terminals_sent, 1u);
