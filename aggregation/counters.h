@@ -25,7 +25,9 @@ namespace millrace::aggregation {
   X(rnr_naks_received)                                                                                     \
   X(retransmitted_packets)                                                                                 \
   X(timeouts)                                                                                              \
-  X(tail_probes) X(cnps_received) X(cnps_sent) X(probes_sent)                                              \
+  X(tail_probes)                                                                                           \
+  X(cnps_received)                                                                                         \
+  X(cnps_sent) X(probes_sent)                                                                              \
       X(results_not_built) /* the frame pool was empty: built again later */ /* the protocol */            \
       X(contributions) X(contribution_bytes) X(chunks_reduced) X(results_sent) X(result_bytes) X(segments) \
           X(window_breaches) X(groups_formed) X(groups_ended) X(groups_failed) X(joins_refused)            \

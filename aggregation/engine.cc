@@ -159,8 +159,9 @@ void Engine::Impl::handle_cm_events(Time now, FrameList& out) {
     }
     const auto found = by_cm.find(event.id.value);
     if (found == by_cm.end()) {
-      // A contested join whose asker gave up.
+      // A join that was not decided, and whose asker gave up.
       contested.remove_if([&](const Contested& c) { return c.request.id == event.id; });
+      queued_joins.remove_if([&](const Waiting& w) { return w.request.id == event.id; });
       continue;
     }
     Link& link = *found->second;
@@ -288,12 +289,13 @@ void Engine::Impl::poll(Time now, FrameList& out) {
     next_tick = std::min(next_tick, link.qp.next_deadline());
   }
   if (!ended.empty()) bury(now, out);
+  if (!queued_joins.empty()) settle_waiting(now, out);
 }
 
 Time Engine::Impl::next_deadline() const {
   Time t = std::min(cm.next_deadline(), next_tick);
   if (active_size > 0) t = std::min(t, polled + microseconds(50));
-  if (!contested.empty()) t = std::min(t, polled + milliseconds(50));
+  if (!contested.empty() || !queued_joins.empty()) t = std::min(t, polled + milliseconds(50));
   return t;
 }
 

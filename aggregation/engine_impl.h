@@ -80,8 +80,10 @@ struct Engine::Impl {
   void start(Group& group, Time now);
   Group* admit_child(Group* group, const JoinRequest& join, const IpAddress& from, Time now, FrameList& out);
   void settle_contested(Time now, FrameList& out);
+  void settle_waiting(Time now, FrameList& out);
   uint64_t memory_needed(uint16_t world, uint8_t stripes) const;
   std::optional<std::string> over_quota(uint32_t tenant, uint64_t more) const;
+  bool ever_fits(const JoinRequest& join) const;
   bool reserve_to_hold(Group& group, SlotRing& slots, Time now);
   uint32_t requests_per_link() const;
   uint32_t chunks_per_segment() const { return ChunkMap{config.mtu}.count(config.segment_bytes); }
@@ -120,6 +122,14 @@ struct Engine::Impl {
     Time asked, until;
   };
   std::list<Contested> contested;
+  // Joins that wait for memory, in the order in which they came.
+  struct Waiting {
+    roce::CmEvent request;
+    JoinRequest join;
+    Time asked;
+    std::string why;
+  };
+  std::list<Waiting> queued_joins;
   std::vector<uint32_t> ended;              // groups to destroy outside packet handling
   std::vector<std::vector<float>> scratch;  // wide sums of subtrees, for operations in the order of ranks
   // Links with something to send, first in first out. A link stands in it at most once; the ring's room is

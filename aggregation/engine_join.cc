@@ -14,6 +14,11 @@ constexpr Time kContestTime = milliseconds(1500);
 // What a kept frame costs beyond its payload: room before and behind it.
 constexpr uint32_t kFrameOverhead = 512;
 
+// What the asker is told that it may take until it hears of its join again; its REQ, repeated then, draws the
+// same.
+constexpr Time kWaitTime = milliseconds(4000);
+constexpr size_t kWaitingMax = 4096;
+
 std::string mebibytes(uint64_t bytes) {
   if (bytes < (1u << 20)) return std::to_string((bytes + 1023) >> 10) + " KiB";
   return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB";
@@ -42,6 +47,15 @@ std::optional<std::string> Engine::Impl::over_quota(uint32_t tenant, uint64_t mo
   }
   if (memory + more <= config.memory_limit) return std::nullopt;
   return "the switch: " + mebibytes(memory) + " of " + mebibytes(config.memory_limit);
+}
+
+// Whether a group has room where no other is.
+bool Engine::Impl::ever_fits(const JoinRequest& j) const {
+  const auto tenant = config.tenants.find(j.tenant);
+  const uint64_t limit = tenant == config.tenants.end() || tenant->second.memory_limit == 0
+                             ? config.memory_limit
+                             : std::min(config.memory_limit, tenant->second.memory_limit);
+  return memory_needed(j.world, j.stripes) <= limit;
 }
 
 // In the order of ranks, every rank's contribution to what is in the window has to be kept, not one.
@@ -196,6 +210,7 @@ Group* Engine::Impl::form(const GroupKey& key, const JoinRequest& j, Time now, J
   memory += needed;
   counters.groups_formed++;
   next_tick = std::min(next_tick, now);
+  group->waits = j.wait;
   group->window = config.window;
   group->segment_bytes = config.segment_bytes;
   Group* g = group.get();
@@ -263,7 +278,15 @@ void Engine::Impl::admit(const roce::CmEvent& request, const JoinRequest& j, Tim
   }
   if (g == nullptr) {
     JoinReject refusal;
-    g = form(key, j, now, refusal);
+    const bool may_wait = j.wait && ever_fits(j) && queued_joins.size() < kWaitingMax;
+    if (may_wait && !queued_joins.empty())
+      refusal = {Code::kQuota, 0, "others have asked for memory before"};
+    else
+      g = form(key, j, now, refusal);
+    if (g == nullptr && may_wait) {
+      queued_joins.push_back({request, j, now, refusal.text});
+      return cm.mra(request.id, kWaitTime, now, out);
+    }
     if (g == nullptr) return refuse(request.id, refusal, now, out);
   }
   if (m == nullptr) {
@@ -348,6 +371,37 @@ void Engine::Impl::start(Group& g, Time now) {
       l->qp.requester().post(std::move(request));
       queue(*l);
     }
+  }
+}
+
+// Memory may be free now, or a group that joins wait for may exist.
+void Engine::Impl::settle_waiting(Time now, FrameList& out) {
+  for (auto it = queued_joins.begin(); it != queued_joins.end();) {
+    const bool joins = table.contains(GroupKey{it->join.tenant, it->join.key});
+    const bool first = it == queued_joins.begin();
+    if (shutting_down || now - it->asked >= config.join_timeout) {
+      const std::string why =
+          it->why + "; waited " +
+          std::to_string(std::chrono::duration_cast<std::chrono::seconds>(now - it->asked).count()) + " s";
+      refuse(it->request.id,
+             shutting_down ? JoinReject{Code::kShuttingDown, 0, "the switch is shutting down"}
+                           : JoinReject{Code::kQuota, 0, why},
+             now, out);
+      it = queued_joins.erase(it);
+      continue;
+    }
+    if (joins || first) {
+      const Waiting w = *it;
+      JoinReject refusal;
+      if (!joins && form(GroupKey{w.join.tenant, w.join.key}, w.join, now, refusal) == nullptr) {
+        ++it;
+        continue;
+      }
+      it = queued_joins.erase(it);
+      admit(w.request, w.join, now, out);
+      continue;
+    }
+    ++it;
   }
 }
 

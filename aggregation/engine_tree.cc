@@ -41,6 +41,7 @@ void Engine::Impl::connect_up(Group& g, Time now, FrameList& out) {
     path.src_port = roce::flow_source_port(kGsiQpn, kGsiQpn);
     JoinRequest join;
     join.child = true;
+    join.wait = g.waits;
     join.key = g.key.key;
     join.tenant = g.key.tenant;
     join.stripe = i, join.stripes = g.stripes;

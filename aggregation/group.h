@@ -104,6 +104,7 @@ struct Group {
   uint16_t world = 0;
   uint8_t stripes = 0;
   State state = State::kJoining;
+  bool waits = false;          // for memory at the parent
   bool in_table = true;        // joins still find it
   Member* departed = nullptr;  // the first that has left, by DREQ
   uint32_t links = 0;          // there

@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint8_t kTypeStart = 0x80, kTypeTerminal = 0x81, kTypeMembers = 0x82;
 constexpr uint8_t kMembersGone = 1;
+constexpr uint8_t kMtuWait = 0x80;  // beside the MTU's code
 
 struct JoinRequestWire {
   Be32 magic;
@@ -136,7 +137,7 @@ std::array<uint8_t, kJoinRequestBytes> encode(const JoinRequest& j) {
   w.version = j.version;
   w.stripe = j.stripe;
   w.stripes = j.stripes;
-  w.mtu = j.mtu_code;
+  w.mtu = static_cast<uint8_t>(j.mtu_code | (j.wait ? kMtuWait : 0));
   std::copy(j.key.begin(), j.key.end(), w.key);
   w.rank = j.rank;
   w.world = j.world;
@@ -157,7 +158,8 @@ std::optional<JoinRequest> decode_join_request(std::span<const uint8_t> bytes) {
   std::copy(w.key, w.key + 16, j.key.begin());
   j.stripe = w.stripe;
   j.stripes = w.stripes;
-  j.mtu_code = w.mtu;
+  j.wait = (w.mtu & kMtuWait) != 0;
+  j.mtu_code = w.mtu & ~kMtuWait;
   j.rank = w.rank.value();
   j.world = w.world.value();
   j.tenant = w.tenant.value();

@@ -66,6 +66,7 @@ struct JoinRequest {
   std::array<uint8_t, 16> key{};
   bool child = false;  // the magic: a member that stands for several ranks
   uint8_t version = kProtocolVersion;
+  bool wait = false;  // for memory, instead of a refusal
   uint8_t stripe = 0, stripes = 1, mtu_code = 5;
   uint16_t rank = 0, world = 1;
   uint32_t tenant = 0;

@@ -128,7 +128,8 @@ struct Communicator::Impl {
     r.secret = config.secret;
     r.mtu = mtu;
     r.window = kWindowMax;
-    r.connect_timeout = config.connect_timeout;
+    r.connect_timeout = config.wait ? config.join_timeout : config.connect_timeout;
+    r.join.wait = config.wait;
     stripes[stripe].link = transport.connect(r);
   }
 

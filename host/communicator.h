@@ -24,6 +24,7 @@ struct CommunicatorConfig {
   uint32_t mtu = 4096;  // the first one tried; the switch's REJ names another
   Time connect_timeout = std::chrono::seconds(10);
   Time join_timeout = std::chrono::seconds(90);
+  bool wait = false;  // for the switch's memory, as long as join_timeout, instead of being refused
   uint64_t nonce_seed = 1;
 };
 

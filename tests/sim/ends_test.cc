@@ -516,6 +516,60 @@ TEST(Shutdown, TellsEveryMemberAndDrains) {
   EXPECT_TRUE(c.run([&] { return c.pipeline().drained(); }, seconds(60)));
 }
 
+// Where there is memory for two groups, a third that waits has its turn, in order, when another has gone.
+TEST(Ends, JoinsThatWaitHaveTheirTurn) {
+  ClusterConfig cc;
+  cc.hosts = 2;
+  cc.engine.join_timeout = seconds(20);
+  uint64_t one = 0;
+  {
+    Group g(cc);
+    one = g.cluster.pipeline().engine().memory_reserved();
+  }
+  cc.engine.memory_limit = one * 5 / 2;
+  Cluster c(cc);
+  auto join = [&](uint8_t key, bool wait, uint16_t world = 2) {
+    std::vector<Communicator*> comms;
+    for (uint16_t r = 0; r < 2; r++) {
+      auto config = c.communicator(r, world, key);
+      config.wait = wait;
+      comms.push_back(&c.host(r).join(config));
+    }
+    return comms;
+  };
+  auto first = join(1, false), second = join(2, true);
+  ASSERT_TRUE(c.run([&] { return all_running(first) && all_running(second); }));
+  auto third = join(3, true);
+  c.run_for(milliseconds(100));
+  auto fourth = join(4, true);
+  c.run_for(milliseconds(100));
+  auto refused = join(5, false), never = join(6, true, 1000);
+  c.run_for(seconds(8));
+  for (auto* comm : {refused[0], refused[1], never[0], never[1]}) {
+    EXPECT_EQ(comm->status(), MR_ERR_REFUSED) << comm->text();
+    EXPECT_NE(comm->text().find("used, this group needs"), std::string::npos) << comm->text();
+  }
+  for (auto* comm : {third[0], third[1], fourth[0], fourth[1]})
+    EXPECT_EQ(comm->state(), Communicator::State::kJoining) << comm->text();
+  auto leave = [&](std::vector<Communicator*>& comms) {
+    for (auto* comm : comms) comm->close(c.now());
+    for (uint16_t r = 0; r < 2; r++) c.host(r).pump(c.now());
+  };
+  leave(first);
+  ASSERT_TRUE(c.run([&] { return all_running(third); }, seconds(6))) << third[0]->text();
+  EXPECT_EQ(fourth[0]->state(), Communicator::State::kJoining);
+  Job job;
+  job.count = 1000;
+  run_job(c, third, job);
+  job.check();
+  // The fourth is never free to start, and is told so.
+  ASSERT_TRUE(c.run([&] { return fourth[0]->state() == Communicator::State::kFailed; }, seconds(30)));
+  EXPECT_EQ(fourth[0]->status(), MR_ERR_REFUSED);
+  EXPECT_NE(fourth[0]->text().find("; waited 20 s"), std::string::npos) << fourth[0]->text();
+  leave(second), leave(third);
+  expect_nothing_left(c);
+}
+
 // Groups come and go by the thousand, 64 at a time, and leave nothing behind.
 TEST(Ends, TenThousandGroupsLeaveNothing) {
   ClusterConfig cc;
