@@ -175,5 +175,18 @@ class Tree(e2e.LabTest):
         self.assert_told(perf, stopped, {rank: ("shutting down",) for rank in RANKS}, ("leaf1", "leaf2"))
 
 
+class Joining(e2e.LabTest):
+    def test_a_parent_that_does_not_answer_is_named(self):
+        with Fabric(leaves=2, hosts_per_leaf=1, spines=1, tree=True, name="Joining",
+                    overrides={"aggregation": {"join_timeout_ms": 1500}}) as fabric:
+            fabric.switches["spine1"].kill()
+            for outcome in fabric.perf("--sizes", "8", *ONCE, timeout=20):
+                self.assertEqual(outcome.code, 1, e2e.describe(outcome))
+                self.assertIn(f": {1 - outcome.rank}; the parent switch {LINK4.format(outcome.rank + 1, 1, 1)} does not "
+                              "answer", outcome.err)
+            # Nobody needs it where all ranks are behind one leaf.
+            self.assert_exact(fabric.perf("--sizes", "8", *ONCE, hosts=(2,)), 1)
+
+
 if __name__ == "__main__":
     e2e.main()
