@@ -17,6 +17,7 @@ MATRIX_OPERATORS = ("sum", "prod", "min", "max")
 TYPES = (*MATRIX_TYPES, "f8e4m3", "f8e5m2")
 INTEGER_OPERATORS = ("band", "bor", "bxor", "land", "lor")
 OPERATORS = (*MATRIX_OPERATORS, "avg", *INTEGER_OPERATORS)
+NARROW_TYPES = ("f16", "bf16", "f8e4m3", "f8e5m2")  # reduced in f32
 IMPAIRMENTS = (("loss", "loss", "lost"), ("dup", "duplicate", "sent twice"), ("reorder", "reorder", "out of order"))
 GUEST_MEMORY_MIB = 400  # what a guest takes of the host, QEMU's own included
 RUN_TIMEOUT_S = 900
@@ -296,7 +297,7 @@ class Demo:
             self.show_switch(switch, counters[switch], lab.capture_of(switch) if capture and options.tree else capture)
         self.show_links(links, reduced)
         if options.tree:
-            self.show_tree(lab, roots, uplinks, reduced)
+            self.show_tree(lab, roots, uplinks, reduced, {row.type for row in rows})
         for host, counted in kernels.items():
             self.say(f"# kernel of host {host}: " + ", ".join(f"{name} {value}" for name, value in counted.items()))
         told = {"title": part.title, "ipv6": part.ipv6, "rows": [vars(row) for row in rows],
@@ -392,12 +393,14 @@ class Demo:
         self.say(f"# links: of {reduced} bytes reduced, the busiest host sent {sent / reduced:.3f} × and received "
                  f"{received / reduced:.3f} × (a ring of {hosts} carries {ring:.2f} ×)")
 
-    def show_tree(self, lab, roots, uplinks, reduced):
+    def show_tree(self, lab, roots, uplinks, reduced, types):
+        root = " and ".join(f"{name} ({lab.address_of(name)})" for name in roots)
+        each = lab.hosts_per_leaf
+        narrow = types & set(NARROW_TYPES)
+        self.say(f"# tree: the root is {root}; the {each} host{'s' * (each > 1)} of a leaf together have one uplink"
+                 + (f", where {' and '.join(sorted(narrow))} go up in f32" if narrow else ""))
         for leaf, (sent, received) in enumerate(uplinks, 1):
-            self.say(f"# uplink of leaf{leaf}, for its {lab.hosts_per_leaf} hosts: sent {sent / reduced:.3f} × and "
-                     f"received {received / reduced:.3f} ×")
-        root = ", ".join(f"{name} ({lab.address_of(name)})" for name in roots)
-        self.say(f"# root of the tree: {root}")
+            self.say(f"# uplink of leaf{leaf}: sent {sent / reduced:.3f} × and received {received / reduced:.3f} ×")
 
 
 def as_dicts(links):
