@@ -197,7 +197,8 @@ void Engine::Impl::tick_group(Group& g, Time now, FrameList& out) {
     fail(g, Code::kJoinTimeout, missing,
          "ranks missing after the join time-out of " +
              std::to_string(std::chrono::duration_cast<std::chrono::seconds>(config.join_timeout).count()) +
-             " s: " + names,
+             " s: " + names +
+             (g.up && !g.up->member.here ? "; " + describe(g.up->member) + " does not answer" : ""),
          now);
   }
   if (g.state == Group::State::kDisagreeing && now >= g.resolve_at) resolve_disagreement(g, now);

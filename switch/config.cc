@@ -91,6 +91,10 @@ void read_aggregation(YamlMap& top, Config& config) {
   YamlMap map = top.map("aggregation");
   aggregation::EngineConfig& e = config.engine;
   map.number("port", 1, 65535, e.cm_port);
+  map.get("parent");  // read_parent()
+  map.number("parent_port", 1, 65535, e.parent_port);
+  if (map.get("parent_port").IsDefined() && !map.get("parent").IsDefined())
+    map.fail("parent_port", "is the port of a parent, and there is none: write parent, too");
   map.number("mtu", 256, 4096, e.mtu);
   if (!std::has_single_bit(e.mtu)) map.fail("mtu", "must be 256, 512, 1024, 2048 or 4096");
   map.number("segment_bytes", 192, 1 << 20, e.segment_bytes);
@@ -251,6 +255,7 @@ Config parse_config(const std::string& text, const std::string& name) {
     read_aggregation(top, config);
     read_ports(top, config);
     read_routing(top, config);
+    read_parent(top, config);
     config.capture = read_capture(top);
     check_captures(top, config);
     read_forwarding(top, config);

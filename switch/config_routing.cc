@@ -21,6 +21,14 @@ std::vector<std::string> texts_of(YamlMap& map, const std::string& key, size_t m
   map.fail_at(map.get(key)[i], map.path_of(key) + ": " + what);
 }
 
+// Whether an address can be one host's, as far as it tells by itself.
+bool can_be_a_host(const IpAddress& ip) {
+  static const Prefix kNoHosts[] = {*Prefix::parse("0.0.0.0/8"), *Prefix::parse("127.0.0.0/8"),
+                                    *Prefix::parse("240.0.0.0/4"), *Prefix::parse("::/127")};
+  return !ip.is_multicast() && std::none_of(std::begin(kNoHosts), std::end(kNoHosts),
+                                            [&](const Prefix& p) { return p.contains(ip); });
+}
+
 std::string name_of(uint16_t interface, const Config& config) {
   if (interface == kBridge) return "the bridge";
   // The port that is being read is not in the list yet.
@@ -38,10 +46,7 @@ InterfaceAddress parse_address(YamlMap& map, size_t i, const std::string& text, 
                            : "(as 10.77.0.100), with or without a prefix length (/1 … /32, /128 of IPv6)"));
   InterfaceAddress a{prefix ? *prefix : Prefix{*plain, 0}, interface, prefix.has_value()};
   const IpAddress& ip = a.prefix.address;
-  static const Prefix kNoHosts[] = {*Prefix::parse("0.0.0.0/8"), *Prefix::parse("127.0.0.0/8"),
-                                    *Prefix::parse("240.0.0.0/4"), *Prefix::parse("::/127")};
-  const bool host = !ip.is_multicast() && std::none_of(std::begin(kNoHosts), std::end(kNoHosts),
-                                                       [&](const Prefix& p) { return p.contains(ip); });
+  const bool host = can_be_a_host(ip);
   if (!host || (prefix && (prefix->length == 0 || prefix->is_network_or_broadcast(ip))))
     fail_element(
         map, "addresses", i,
@@ -166,6 +171,32 @@ void read_routing(YamlMap& top, Config& config) {
           "addresses: " + i.prefix.address.to_string() +
           " has no prefix length: as no subnet around it is connected, answers to those who "
           "use it follow the routes");
+}
+
+void read_parent(YamlMap& top, Config& config) {
+  YamlMap map = top.map("aggregation");
+  std::string text;
+  map.text("parent", text);
+  if (text.empty()) return;
+  auto no = [&](const std::string& what) { map.fail("parent", "'" + text + "' " + what); };
+  const auto parent = IpAddress::parse(text);
+  if (!parent || !can_be_a_host(*parent))
+    no("is not the IPv4 or IPv6 address of a switch, as 10.255.0.1 or fd00::1");
+  const bool v4 = parent->is_v4();
+  const std::vector<IpAddress>& own = config.engine.addresses;
+  if (std::find(own.begin(), own.end(), *parent) != own.end())
+    no("is an address of this switch: its parent is another one");
+  if (std::none_of(own.begin(), own.end(), [&](const IpAddress& a) { return a.is_v4() == v4; }))
+    no(std::string("is an ") + (v4 ? "IPv4" : "IPv6") + " address, and this switch has only " +
+       (v4 ? "IPv6" : "IPv4") + " ones to join from");
+  RoutingConfig& r = config.routing;
+  const Fib fib(r.interfaces, r.routes);
+  const Fib::Entry* way = fib.lookup(*parent);
+  if (way == nullptr || (way->connected && way->prefix.is_network_or_broadcast(*parent)))
+    no("is neither a host in a connected subnet nor behind a route (connected: " + subnets(config, v4) + ")");
+  // The engine knows no MAC address of it, and the router finds one only for what is sent to a next hop.
+  if (way->connected) r.routes.push_back({{*parent, static_cast<uint8_t>(v4 ? 32 : 128)}, {*parent}});
+  config.engine.parent = parent;
 }
 
 }  // namespace millrace::switching

@@ -12,5 +12,7 @@ namespace millrace::switching {
 void read_interface(YamlMap& map, uint16_t interface, Config& config);
 // `routes` and `routing`; after all interfaces.
 void read_routing(YamlMap& top, Config& config);
+// `aggregation.parent`; after all routes.
+void read_parent(YamlMap& top, Config& config);
 
 }  // namespace millrace::switching

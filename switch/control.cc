@@ -64,6 +64,7 @@ json group_json(const aggregation::GroupInfo& g) {
   json members = json::array();
   for (const aggregation::MemberInfo& m : g.members)
     members.push_back({{"rank", m.rank},
+                       {"ranks", m.ranks},
                        {"address", m.address.to_string()},
                        {"qpn", m.qpn},
                        {"remote_qpn", m.remote_qpn},
@@ -72,17 +73,12 @@ json group_json(const aggregation::GroupInfo& g) {
                        {"segments", m.segments},
                        {"results", m.results},
                        {"waited_for", m.waited_for}});
-  return {{"id", g.id},
-          {"key", g.key},
-          {"state", g.state},
-          {"reason", g.reason},
-          {"tenant", g.tenant},
-          {"world", g.world},
-          {"stripes", g.stripes},
-          {"memory", g.memory},
-          {"operation", g.operation},
-          {"what", g.what},
-          {"waiting_s", seconds(g.waiting_for)},
+  return {{"id", g.id},           {"key", g.key},
+          {"state", g.state},     {"reason", g.reason},
+          {"tenant", g.tenant},   {"world", g.world},
+          {"stripes", g.stripes}, {"memory", g.memory},
+          {"parent", g.parent},   {"operation", g.operation},
+          {"what", g.what},       {"waiting_s", seconds(g.waiting_for)},
           {"members", members}};
 }
 

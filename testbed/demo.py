@@ -8,6 +8,7 @@ import re
 import sys
 from dataclasses import dataclass
 
+from fabric import LEAVES_MAX, Fabric
 from lab import NAMESPACE, RXE_GUEST, Lab, LabError, perf_rows
 
 # The matrix that is shown unasked, and what else there is.
@@ -16,9 +17,14 @@ MATRIX_OPERATORS = ("sum", "prod", "min", "max")
 TYPES = (*MATRIX_TYPES, "f8e4m3", "f8e5m2")
 INTEGER_OPERATORS = ("band", "bor", "bxor", "land", "lor")
 OPERATORS = (*MATRIX_OPERATORS, "avg", *INTEGER_OPERATORS)
+NARROW_TYPES = ("f16", "bf16", "f8e4m3", "f8e5m2")  # reduced in f32
 IMPAIRMENTS = (("loss", "loss", "lost"), ("dup", "duplicate", "sent twice"), ("reorder", "reorder", "out of order"))
 GUEST_MEMORY_MIB = 400  # what a guest takes of the host, QEMU's own included
 RUN_TIMEOUT_S = 900
+HOSTS_MAX = 64
+# A leaf sends up one contribution for all of its hosts: its uplink carries what a host's link does, but for what is
+# sent again, and for what is only seen where little else is: the questions to next hops.
+UPLINK_MAX, UPLINK_JUDGED_BYTES = 1.1, 1 << 20
 
 
 def makes_sense(kind, op):
@@ -96,6 +102,14 @@ def at_least_one(text):
     return value
 
 
+def tree(text):
+    match = re.fullmatch(r"(\d+)x(\d+)", text)
+    if not match or not 1 <= int(match.group(1)) <= LEAVES_MAX or int(match.group(2)) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no tree: write leaves (at most {LEAVES_MAX}) x hosts of each, as "
+                                         "2x4")
+    return int(match.group(1)), int(match.group(2))
+
+
 def memory_available_mib():
     with open("/proc/meminfo") as file:
         return int(re.search(r"^MemAvailable: +(\d+) kB", file.read(), re.MULTILINE).group(1)) >> 10
@@ -105,6 +119,7 @@ def parse_options():
     parser = argparse.ArgumentParser(prog="demo", usage="demo [options] (--help lists them)", add_help=False)
     parser.add_argument("--hosts", type=at_least_one)
     parser.add_argument("--hosts-rxe", type=at_least_one)
+    parser.add_argument("--tree", type=tree)
     parser.add_argument("--size", type=size_range)
     parser.add_argument("--type", choices=(*TYPES, "all"))
     parser.add_argument("--op", choices=(*OPERATORS, "all"))
@@ -122,11 +137,19 @@ def parse_options():
     if (kind := options.type or "f32") != "all" and not makes_sense(kind, options.op):
         parser.error(f"argument --op: {options.op} does not go with {kind}: bitwise and logical operators are for "
                      "integers")
+    if options.tree:
+        leaves, each = options.tree
+        if options.hosts is not None:
+            parser.error("argument --hosts: --tree says how many there are")
+        options.hosts_rxe = options.hosts_rxe or 0
+        options.hosts = leaves * each - options.hosts_rxe
+        if options.hosts < 0:
+            parser.error(f"argument --hosts-rxe: the tree has {leaves * each} hosts")
     if options.hosts is None:
         options.hosts = 0 if options.hosts_rxe else 4
     options.hosts_rxe = options.hosts_rxe or 0
-    if options.hosts + options.hosts_rxe > 64:
-        parser.error("argument --hosts: at most 64 on one machine")
+    if options.hosts + options.hosts_rxe > HOSTS_MAX:
+        parser.error(f"argument --{'tree' if options.tree else 'hosts'}: at most {HOSTS_MAX} hosts on one machine")
     guests = options.hosts_rxe * GUEST_MEMORY_MIB
     if guests > (available := memory_available_mib()):
         parser.error(f"argument --hosts-rxe: {options.hosts_rxe} guests take {guests} MiB of memory; {available} MiB "
@@ -144,7 +167,7 @@ def parts(options):
     slow = options.hosts + options.hosts_rxe > 4 or impaired or options.hosts_rxe
     iterations = options.iterations or (1 if options.capture else 2 if slow else 5)
     warmups = 0 if options.capture or options.hosts_rxe else 1
-    largest = "16M" if options.hosts_rxe else "64M"
+    largest = "16M" if options.hosts_rxe or options.tree else "64M"
     if options.size or options.type or options.op or options.ipv6 or options.inflight:
         smallest, largest = options.size or ("8", largest)
         return [Part("all-reduce over " + ("IPv6" if options.ipv6 else "IPv4"), smallest, largest,
@@ -180,7 +203,7 @@ class Demo:
         todo = parts(options)
         for number, part in enumerate(todo):
             capture = parted_name(options.capture, number, len(todo))
-            self.say(f"# {self.hosts()}, {part.title}"
+            self.say(f"# {self.hosts()}{self.shape()}, {part.title}"
                      + "".join(f", {share:g} of all frames {what}" for option, _, what in IMPAIRMENTS
                                if (share := getattr(options, option)))
                      + (f", wires of {options.rate}" if options.rate else ""))
@@ -193,7 +216,7 @@ class Demo:
             f"OK: {lines} case{'s' * (lines != 1)} (size, type, operator) reduced in the network, 0 wrong"
         if options.json:
             print(json.dumps({"ok": not wrong, "verdict": verdict, "hosts": options.hosts, "hosts_rxe": options.hosts_rxe,
-                              "parts": results}))
+                              "tree": options.tree, "parts": results}))
         else:
             self.say(verdict)
         return 1 if wrong else 0
@@ -208,18 +231,34 @@ class Demo:
             return f"{rxe} Soft-RoCE guest{plural}"
         return f"{soft + rxe} hosts ({soft} in namespaces, {rxe} Soft-RoCE guest{plural})"
 
+    def shape(self):
+        if not self.options.tree:
+            return ""
+        leaves, each = self.options.tree
+        return f", {each} behind each of {leaves} lea{'ves' if leaves > 1 else 'f'} under a spine"
+
+    def make_lab(self, part, capture, name):
+        options = self.options
+        types = [NAMESPACE] * options.hosts + [RXE_GUEST] * options.hosts_rxe
+        impair = {key: getattr(options, option) for option, key, _ in IMPAIRMENTS if getattr(options, option)}
+        general = {"ipv6": part.ipv6, "rate": options.rate, "capture": capture, "capture_limit": "4GiB",
+                   "impair": impair or None, "name": name}
+        if not options.tree:
+            return Lab(hosts=types, **general)
+        leaves, each = options.tree
+        return Fabric(leaves=leaves, hosts_per_leaf=each, spines=1, tree=True, types=types, **general)
+
     def run_part(self, part, capture, name):
         """(what to report, what was wrong)."""
         options = self.options
         wrong = []
-        types = [NAMESPACE] * options.hosts + [RXE_GUEST] * options.hosts_rxe
-        hosts = range(1, len(types) + 1)
-        impair = {key: getattr(options, option) for option, key, _ in IMPAIRMENTS if getattr(options, option)}
-        lab = self.lab = Lab(hosts=types, ipv6=part.ipv6, rate=options.rate, capture=capture, capture_limit="4GiB",
-                             impair=impair or None, name=name)
+        lab = self.lab = self.make_lab(part, capture, name)
+        hosts = range(1, lab.hosts + 1)
+        leaves = range(1, lab.leaves + 1) if options.tree else ()
         with lab:
             self.show_hosts(lab)
             before = {host: lab.link_bytes(host) for host in hosts}
+            before_up = {leaf: lab.uplink_bytes(leaf) for leaf in leaves}
             rows, transport, listen = [], {}, self.listener(part)
             for kind in part.types:
                 outcomes = lab.perf(*part.arguments(kind), timeout=RUN_TIMEOUT_S, listen=listen)
@@ -237,27 +276,49 @@ class Demo:
                 if wrong:
                     break
             links = [[now - then for now, then in zip(lab.link_bytes(host), before[host])] for host in hosts]
+            uplinks = [[now - then for now, then in zip(lab.uplink_bytes(leaf), before_up[leaf])] for leaf in leaves]
             kernels = {host: {name: value for name, value in lab.rdma_counters(host).items() if value}
                        for host in lab.guests if lab.guests[host].alive()}
             wrong += [f"host {host}'s RDMA device has sent nothing" for host, counted in kernels.items()
                       if not wrong and not counted.get("sent_pkts")]
-            counters = lab.counters()
-            code, _ = lab.stop_switch()
-            if code != 0:
-                wrong.append(f"the switch ended with {code}: {last_line(lab.switch.stderr())}")
+            counters = lab.counters_by_switch()
+            roots = lab.roots() if options.tree else []
+            wrong += self.complaints_about_tree(part, roots, links, uplinks) if options.tree and not wrong else []
+            for switch, (code, _) in lab.stop_switches().items():
+                if code != 0:
+                    wrong.append(f"{switch} ended with {code}: {last_line(lab.switches[switch].stderr())}")
             if wrong:
                 # Leaving the block by an exception keeps the logs; it is reported like any other failure.
                 raise PartFailed(wrong)
         reduced = sum(row.bytes * row.calls for row in rows)
         if part.is_matrix:
             self.show_matrix(rows)
-        self.show(counters, links, reduced, capture)
+        for switch in counters:
+            self.show_switch(switch, counters[switch], lab.capture_of(switch) if capture and options.tree else capture)
+        self.show_links(links, reduced)
+        if options.tree:
+            self.show_tree(lab, roots, uplinks, reduced, {row.type for row in rows})
         for host, counted in kernels.items():
             self.say(f"# kernel of host {host}: " + ", ".join(f"{name} {value}" for name, value in counted.items()))
-        return {"title": part.title, "ipv6": part.ipv6, "rows": [vars(row) for row in rows], "counters": counters,
-                "hosts_transport": transport or None, "kernels": kernels,
-                "links": [{"sent": sent, "received": received} for sent, received in links],
-                "reduced_bytes": reduced, "capture": capture}, wrong
+        told = {"title": part.title, "ipv6": part.ipv6, "rows": [vars(row) for row in rows],
+                "hosts_transport": transport or None, "kernels": kernels, "links": as_dicts(links),
+                "reduced_bytes": reduced, "capture": capture}
+        if options.tree:
+            told |= {"switches": counters, "roots": roots, "uplinks": as_dicts(uplinks)}
+        else:
+            told["counters"] = counters["switch"]
+        return told, wrong
+
+    def complaints_about_tree(self, part, roots, links, uplinks):
+        """What a tree must do: one root, and f32 goes up once for all hosts of a leaf."""
+        wrong = [] if len(roots) == 1 else [f"the root is {' and '.join(roots) or 'nowhere'}"]
+        impaired = any(getattr(self.options, option) for option, _, _ in IMPAIRMENTS)
+        if part.types == ("f32",) and not impaired:
+            busiest = [max(link[way] for link in links) for way in (0, 1)]
+            wrong += [f"the uplink of leaf{leaf} {what} {uplink[way]} bytes, the busiest host {busiest[way]}"
+                      for leaf, uplink in enumerate(uplinks, 1) for way, what in enumerate(("sent", "received"))
+                      if uplink[way] > max(UPLINK_MAX * busiest[way], UPLINK_JUDGED_BYTES)]
+        return wrong
 
     def show_hosts(self, lab):
         """Which host reaches the switch by which transport, where not all do by the same."""
@@ -307,26 +368,43 @@ class Demo:
                              f"{last.bytes / last.seconds / 1e9:6.3f}")
             self.say("  " + f"{kind:>8}" + "".join(f"{cell:>24}" for cell in cells))
 
-    def show(self, counters, links, reduced, capture):
+    def show_switch(self, name, counters, capture):
         def total(suffix):
             return sum(value for name, value in counters.items()
                        if name.startswith("ports.") and name.endswith(suffix))
         get = counters.get
-        self.say(f"# switch: {get('aggregation.contributions', 0)} packets added up, "
+        partials, from_above = get("aggregation.partials_sent", 0), get("aggregation.results_received", 0)
+        tree = f"{partials} partial sums sent up, {from_above} results from above, " if partials else ""
+        self.say(f"# {name}: {get('aggregation.contributions', 0)} packets added up, {tree}"
                  f"{get('aggregation.results_sent', 0)} results sent, {total('.lost')} frames lost on purpose, "
                  f"{get('aggregation.retransmitted_packets', 0)} packets sent again, "
                  f"{get('aggregation.naks_sent', 0)} NAKs and {get('aggregation.rnr_naks_sent', 0)} RNR NAKs sent, "
                  f"{get('aggregation.naks_received', 0)} NAKs received, "
                  f"{get('aggregation.duplicate_request', 0)} duplicates absorbed")
+        if capture:
+            beyond = get("capture.beyond_limit", 0) + get("capture.missed", 0)
+            self.say(f"# capture: {get('capture.captured', 0)} frames in {capture}"
+                     + (f"; {beyond} MORE DID NOT FIT" if beyond else ""))
+
+    def show_links(self, links, reduced):
         sent, received = max(s for s, _ in links), max(r for _, r in links)
         hosts = len(links)
         ring = 2 * (hosts - 1) / hosts
         self.say(f"# links: of {reduced} bytes reduced, the busiest host sent {sent / reduced:.3f} × and received "
                  f"{received / reduced:.3f} × (a ring of {hosts} carries {ring:.2f} ×)")
-        if capture:
-            beyond = get("capture.beyond_limit", 0) + get("capture.missed", 0)
-            self.say(f"# capture: {get('capture.captured', 0)} frames in {capture}"
-                     + (f"; {beyond} MORE DID NOT FIT" if beyond else ""))
+
+    def show_tree(self, lab, roots, uplinks, reduced, types):
+        root = " and ".join(f"{name} ({lab.address_of(name)})" for name in roots)
+        each = lab.hosts_per_leaf
+        narrow = types & set(NARROW_TYPES)
+        self.say(f"# tree: the root is {root}; the {each} host{'s' * (each > 1)} of a leaf together have one uplink"
+                 + (f", where {' and '.join(sorted(narrow))} go up in f32" if narrow else ""))
+        for leaf, (sent, received) in enumerate(uplinks, 1):
+            self.say(f"# uplink of leaf{leaf}: sent {sent / reduced:.3f} × and received {received / reduced:.3f} ×")
+
+
+def as_dicts(links):
+    return [{"sent": sent, "received": received} for sent, received in links]
 
 
 class PartFailed(LabError):

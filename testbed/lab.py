@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from network import NAMESPACE, RXE_GUEST, LabError, Network
 
 __all__ = ["NAMESPACE", "RXE_GUEST", "Lab", "LabError", "Outcome", "PerfRun", "Row", "binary", "build_directory",
-           "logs_directory", "perf_rows"]
+           "flatten", "logs_directory", "merge", "perf_rows"]
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _READY = "millrace-switch: ready"
@@ -108,7 +108,7 @@ class Lab(Network):
         self.ipv6, self.impair, self.overrides = ipv6, impair, overrides or {}
         self.capture = os.path.abspath(capture) if capture else None
         self.capture_limit = capture_limit
-        self.switch = None
+        self.switches = {}  # their processes
         self._with_switch = switch
         self._perf_runs = 0
 
@@ -123,8 +123,16 @@ class Lab(Network):
         return [ROOT, build_directory()]
 
     @property
+    def switch(self):
+        """The one switch's process."""
+        return self.switches.get("switch")
+
+    @property
     def config_path(self):
-        return os.path.join(self.directory, "switch.yaml")
+        return self._config_path("switch")
+
+    def _config_path(self, switch):
+        return os.path.join(self.directory, switch + ".yaml")
 
     @property
     def read_socket(self):
@@ -145,7 +153,7 @@ class Lab(Network):
             "addresses": [self.switch_address(), self.switch_address(ipv6=True)],
             "aggregation": {"port": 18600, "mtu": path_mtu, "memory_limit": f"{megabytes * 5 // 8}MiB"},
             "frames": {"count": frames},
-            "ports": [self._port(host) for host in range(1, self.hosts + 1)],
+            "ports": [self._port(f"p{host}", host - 1, f"sw{host}") for host in range(1, self.hosts + 1)],
             "idle": {"spin_us": 20, "sleep_us_max": 100},
             "eal": ["--no-huge", "-m", str(256 + 2 * megabytes)],
             "control": {"read": self.read_socket, "change": self.change_socket},
@@ -153,53 +161,74 @@ class Lab(Network):
         }
         if self.capture:
             config["capture"] = {"file": self.capture, "limit": self.capture_limit}
-        return _merge(config, self.overrides)
+        return merge(config, self.overrides)
 
-    def _port(self, host):
+    def _port(self, name, index, interface, seed=0):
+        """The port that is the switch's number `index`. seed: of the switch, for its ports' impairment."""
         # The ring's frames hold MTU + 14 and must divide the block, a multiple of the page; a longer frame would
         # be cut without a word. qdisc_bypass=0 lets tc shape what the switch sends.
         assert self.mtu + 14 <= 4352 - 64, "frames of this MTU do not fit the ring"
-        port = {"name": f"p{host}",
-                "device": f"net_af_packet{host - 1},iface=sw{host},qdisc_bypass=0,framesz=4352,blocksz=69632,"
-                          "framecnt=512"}
+        port = {"name": name, "device": f"net_af_packet{index},iface={interface},qdisc_bypass=0,framesz=4352,"
+                                        "blocksz=69632,framecnt=512"}
         if self.impair:
             both = {k: v for k, v in self.impair.items() if k not in ("rx", "tx")}
-            port["impair"] = {direction: {"seed": 2 * host + n, **both, **self.impair.get(direction, {})}
+            port["impair"] = {direction: {"seed": seed + 2 * (index + 1) + n, **both, **self.impair.get(direction, {})}
                               for n, direction in enumerate(("rx", "tx"))}
         return port
 
     def start_switch(self, timeout=30):
         """Writes the configuration, starts the switch and waits until it says that it is ready."""
+        self._launch("switch", self.switch_namespace, self.config())
+        self._wait_until_ready("switch", timeout)
+
+    def _launch(self, name, namespace, config):
         import yaml  # here: a command's --help needs no package
-        with open(self.config_path, "w") as file:
-            yaml.safe_dump(self.config(), file, sort_keys=False)
-        # EAL makes a folder for itself, and leaves it: in the lab's rather than in /run.
-        self.switch = self.start("switch", [binary("millrace-switch"), "--config", self.config_path], host=0,
-                                 environment={"RUNTIME_DIRECTORY": self.directory})
-        deadline = time.monotonic() + timeout
-        while _READY not in self.switch.stdout():
-            if self.switch.wait(0.02) is not None:
-                raise LabError(f"millrace-switch ended with {self.switch.poll()} before it was ready:\n"
-                               + _tail(self.switch.stderr() or self.switch.stdout()))
+        path = self._config_path(name)
+        with open(path, "w") as file:
+            yaml.safe_dump(config, file, sort_keys=False)
+        # EAL makes a folder for itself, and leaves it: in the lab's rather than in /run, and each in its own, as
+        # all have the same name.
+        runtime = os.path.join(self.directory, name)
+        os.makedirs(runtime, exist_ok=True)
+        command = ["ip", "netns", "exec", namespace, binary("millrace-switch"), "--config", path]
+        self.switches[name] = self.start(name, command, environment={"RUNTIME_DIRECTORY": runtime})
+
+    def _wait_until_ready(self, name, timeout=30):
+        switch, deadline = self.switches[name], time.monotonic() + timeout
+        what = "millrace-switch" + (f" ({name})" if len(self.switches) > 1 else "")
+        while _READY not in switch.stdout():
+            if switch.wait(0.02) is not None:
+                raise LabError(f"{what} ended with {switch.poll()} before it was ready:\n"
+                               + _tail(switch.stderr() or switch.stdout()))
             if time.monotonic() > deadline:
-                raise LabError(f"millrace-switch was not ready after {timeout} s:\n" + _tail(self.switch.stderr()))
+                raise LabError(f"{what} was not ready after {timeout} s:\n" + _tail(switch.stderr()))
 
     def stop_switch(self, timeout=15):
         """SIGTERM and wait; (exit status, what it printed). LabError when it does not end in time."""
-        self.switch.signal(15)
-        code = self.switch.wait(timeout)
-        if code is None:
-            self.switch.kill()
-            raise LabError(f"millrace-switch did not end within {timeout} s after SIGTERM")
-        return code, self.switch.stdout()
+        return self.stop_switches(timeout)["switch"]
+
+    def stop_switches(self, timeout=15):
+        """The same of all switches, by name."""
+        ends = {}
+        for switch in self.switches.values():
+            switch.signal(15)
+        for name, switch in self.switches.items():
+            code = switch.wait(timeout)
+            if code is None:
+                switch.kill()
+                raise LabError(f"millrace-switch did not end within {timeout} s after SIGTERM")
+            ends[name] = code, switch.stdout()
+        return ends
 
     def _stop_processes(self):
-        # Ranks first, so that the switch's end is not an event for them.
+        # Ranks first, so that the switches' end is not an event for them; then all switches at once.
         for process in self.processes:
-            if process is not self.switch:
+            if process not in self.switches.values():
                 process.stop(grace=2)
-        if self.switch:
-            self.switch.stop(grace=10)
+        for switch in self.switches.values():
+            switch.signal(15)
+        for switch in self.switches.values():
+            switch.stop(grace=10)
 
     # Its control sockets: one JSON request per line, one JSON reply per line.
 
@@ -229,7 +258,14 @@ class Lab(Network):
         """All counters of the switch by dotted name, e.g. "aggregation.contributions", "ports.p1.rx_frames"."""
         return flatten(self.ask("counters")["counters"])
 
+    def counters_by_switch(self):
+        return {"switch": self.counters()}
+
     # Ranks.
+
+    def switch_of(self, host, ipv6=False):
+        """The address that a host's ranks join."""
+        return self.switch_address(ipv6)
 
     def transport_of(self, host):
         """How a host's ranks reach the switch unless told otherwise: a namespace has no RDMA device."""
@@ -241,7 +277,7 @@ class Lab(Network):
         number to be. transport: soft, verbs or auto for every rank (default: transport_of its host)."""
         hosts = list(hosts or range(1, self.hosts + 1))
         group = group or secrets.token_hex(16)
-        target = self.switch_address(self.ipv6 if ipv6 is None else ipv6)
+        ipv6 = self.ipv6 if ipv6 is None else ipv6
         program = binary("millrace-perf")
         self._perf_runs += 1
         processes, paths = [], []
@@ -249,8 +285,8 @@ class Lab(Network):
             name = f"perf{self._perf_runs}-r{rank}"
             paths.append(os.path.join(self.directory, name + ".json"))
             processes.append(self.start(name, [
-                program, "--rank", rank, "--size", size or len(hosts), "--group", group, "--switch", target,
-                "--device", "eth0", "--json", paths[-1], *(per_rank or {}).get(rank, arguments)],
+                program, "--rank", rank, "--size", size or len(hosts), "--group", group, "--switch",
+                self.switch_of(host, ipv6), "--device", "eth0", "--json", paths[-1], *(per_rank or {}).get(rank, arguments)],
                 host=host, environment={"MILLRACE_TRANSPORT": transport or self.transport_of(host)}))
         return PerfRun(processes, paths)
 
@@ -270,10 +306,10 @@ def flatten(value, prefix=""):
     return flat
 
 
-def _merge(base, more):
+def merge(base, more):
     merged = dict(base)
     for key, value in more.items():
-        merged[key] = _merge(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) \
+        merged[key] = merge(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) \
             else value
     return merged
 

@@ -20,7 +20,7 @@ from process import LabError, Process, run
 IPV4, IPV6 = "10.77.0.{}", "fd77::{}"
 SWITCH_HOST_NUMBER = 100
 NAMESPACE, RXE_GUEST = "namespace", "rxe-guest"
-_NAME = re.compile(r"^mr(\d+)(?:x\d+)?-(?:sw|h\d+)$")
+_NAME = re.compile(r"^mr(\d+)(?:x\d+)?-(?:sw|h\d+|leaf\d+|spine\d+)$")
 _OFFLOADS = ("tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off")
 _open_networks = 0
 
@@ -54,6 +54,17 @@ class Network:
     @property
     def switch_namespace(self):
         return f"{self.prefix}-sw"
+
+    def switch_namespaces(self):
+        return [self.switch_namespace]
+
+    def port_namespace(self, host):
+        """Where a host's wire ends, at a switch's interface swN."""
+        return self.switch_namespace
+
+    def gateway_of(self, host, ipv6=False):
+        """The host's default gateway, or None."""
+        return None
 
     def namespace(self, host):
         assert not self.is_guest(host), f"host {host} is a guest"
@@ -128,9 +139,10 @@ class Network:
     # Making.
 
     def _make(self):
-        self._add_namespace(self.switch_namespace)
-        # The kernel must stay silent on the switch's side: no neighbour discovery of its own there.
-        self._sysctl(self.switch_namespace, "net/ipv6/conf/default/disable_ipv6", 1)
+        for namespace in self.switch_namespaces():
+            self._add_namespace(namespace)
+            # The kernel must stay silent on the switch's side: no neighbour discovery of its own there.
+            self._sysctl(namespace, "net/ipv6/conf/default/disable_ipv6", 1)
         if self.bridge:
             run("ip", "-n", self.switch_namespace, "link", "add", "br0", "mtu", self.mtu, "type", "bridge")
             run("ip", "-n", self.switch_namespace, "link", "set", "br0", "up")
@@ -141,42 +153,53 @@ class Network:
                 self._make_host(host)
 
     def _make_host(self, host):
-        ours, theirs, port = self.namespace(host), self.switch_namespace, f"sw{host}"
+        ours, port = self.namespace(host), f"sw{host}"
         self._add_namespace(ours)
         for kind in ("all", "default"):
             # Addresses are usable at once, and no router is looked for.
             self._sysctl(ours, f"net/ipv6/conf/{kind}/accept_dad", 0)
             self._sysctl(ours, f"net/ipv6/conf/{kind}/router_solicitations", 0)
-        run("ip", "link", "add", port, "netns", theirs, "mtu", self.mtu, "type", "veth",
-            "peer", "name", "eth0", "netns", ours, "mtu", self.mtu)
-        for namespace, device in ((theirs, port), (ours, "eth0")):
-            # A frame that leaves with its checksum still to be filled in, or longer than the MTU, is none.
-            run("ethtool", "-K", device, *_OFFLOADS, namespace=namespace)
-            if self.rate:
-                run(*self._shaping(device), namespace=namespace)
-        self._connect(port)
+        self._add_wire(self.port_namespace(host), port, ours, "eth0")
+        self._connect(host)
         run("ip", "-n", ours, "link", "set", "lo", "up")
         run("ip", "-n", ours, "link", "set", "eth0", "up")
         run("ip", "-n", ours, "addr", "add", self.address(host) + "/24", "dev", "eth0")
         run("ip", "-n", ours, "addr", "add", self.address(host, ipv6=True) + "/64", "dev", "eth0", "nodad")
+        for route in self._default_routes(host):
+            run("ip", "-n", ours, *route)
+
+    def _add_wire(self, one, device, other, peer):
+        """A wire between two namespaces' interfaces, which are still down."""
+        run("ip", "link", "add", device, "netns", one, "mtu", self.mtu, "type", "veth",
+            "peer", "name", peer, "netns", other, "mtu", self.mtu)
+        for namespace, end in ((one, device), (other, peer)):
+            # A frame that leaves with its checksum still to be filled in, or longer than the MTU, is none.
+            run("ethtool", "-K", end, *_OFFLOADS, namespace=namespace)
+            if self.rate:
+                run(*self._shaping(end), namespace=namespace)
+
+    def _default_routes(self, host):
+        return [["-6" if ipv6 else "-4", "route", "add", "default", "via", gateway, "dev", "eth0"]
+                for ipv6 in (False, True) if (gateway := self.gateway_of(host, ipv6))]
 
     def _make_guest(self, host):
         """Starts a guest; it is ready when wait_ready() says so."""
-        port = f"sw{host}"
-        run("ip", "tuntap", "add", port, "mode", "tap", namespace=self.switch_namespace)
-        run("ip", "-n", self.switch_namespace, "link", "set", port, "mtu", self.mtu)
+        port, namespace = f"sw{host}", self.port_namespace(host)
+        run("ip", "tuntap", "add", port, "mode", "tap", namespace=namespace)
+        run("ip", "-n", namespace, "link", "set", port, "mtu", self.mtu)
         setup = [["sh", "-c", f"echo 0 >/proc/sys/net/ipv6/conf/{kind}/{key}"]
                  for kind in ("all", "default", "eth0") for key in ("accept_dad", "router_solicitations")]
         setup += [["ip", "link", "set", "lo", "up"],
                   ["ip", "link", "set", "eth0", "mtu", self.mtu, "up"],
                   ["ip", "addr", "add", self.address(host) + "/24", "dev", "eth0"],
                   ["ip", "addr", "add", self.address(host, ipv6=True) + "/64", "dev", "eth0", "nodad"],
+                  *(["ip", *route] for route in self._default_routes(host)),
                   ["rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "eth0"]]
         if self.rate:
-            run(*self._shaping(port), namespace=self.switch_namespace)
+            run(*self._shaping(port), namespace=namespace)
             setup.append(self._shaping("eth0"))
-        self._connect(port)
-        guest = Guest(f"h{host}", self.directory, self.switch_namespace, port, f"02:77:00:00:00:{host:02x}",
+        self._connect(host)
+        guest = Guest(f"h{host}", self.directory, namespace, port, f"02:77:00:00:00:{host:02x}",
                       self.guest_folders(), setup)
         self.guests[host] = guest
         guest.boot()
@@ -189,10 +212,11 @@ class Network:
         return ["tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", self.rate, "burst", "256kb",
                 "latency", "50ms"]
 
-    def _connect(self, port):
+    def _connect(self, host):
+        port, namespace = f"sw{host}", self.port_namespace(host)
         if self.bridge:
-            run("ip", "-n", self.switch_namespace, "link", "set", port, "master", "br0")
-        run("ip", "-n", self.switch_namespace, "link", "set", port, "up")
+            run("ip", "-n", namespace, "link", "set", port, "master", "br0")
+        run("ip", "-n", namespace, "link", "set", port, "up")
 
     def _add_namespace(self, name):
         self._namespaces.append(name)
@@ -231,7 +255,7 @@ class Network:
         """(sent, received) of a host's eth0: bytes with their Ethernet headers."""
         if host in self.guests:
             # The other end of a guest's only wire is here, and counts without disturbing it.
-            stats = self._link(self.switch_namespace, f"sw{host}")["stats64"]
+            stats = self._link(self.port_namespace(host), f"sw{host}")["stats64"]
             return stats["rx"]["bytes"], stats["tx"]["bytes"]
         stats = self._link(self.namespace(host), "eth0")["stats64"]
         return stats["tx"]["bytes"], stats["rx"]["bytes"]

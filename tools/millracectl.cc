@@ -144,24 +144,44 @@ void print_status(const json& s) {
   table.print();
 }
 
+// A host's rank, or which ranks a child switch stands for.
+std::string who(const json& member) {
+  const std::string ranks = member.at("ranks").get<std::string>();
+  return ranks.empty() ? "rank " + member.at("rank").dump() : ranks;
+}
+
+// Of a group whose oldest segment is not complete: the members that it waits for, or, where all of them have
+// contributed, the parent.
+std::string waited_for(const json& group) {
+  std::string all;
+  for (const json& m : group.at("members")) {
+    if (!m.at("waited_for")) continue;
+    all += (all.empty() ? "" : ", ") + who(m);
+    if (m.at("ranks") != "") all += " of switch " + m.at("address").get<std::string>();
+  }
+  if (all.empty() && group.at("what") != "" && group.at("parent") != "")
+    all = "the parent " + group.at("parent").get<std::string>();
+  return all;
+}
+
 void print_groups(const json& reply) {
   if (reply.at("groups").empty()) std::printf("no groups\n");
   for (const json& g : reply.at("groups")) {
-    const std::string what = g.at("what").get<std::string>(), reason = g.at("reason").get<std::string>();
-    std::printf("group %s  %s  %zu of %s members  tenant %s  memory %s MiB  operation %s%s%s\n",
+    const std::string what = g.at("what").get<std::string>(), reason = g.at("reason").get<std::string>(),
+                      parent = g.at("parent").get<std::string>();
+    std::printf("group %s  %s  %zu members, %s ranks%s  tenant %s  memory %s MiB  operation %s%s%s\n",
                 g.at("id").dump().c_str(), g.at("state").get<std::string>().c_str(), g.at("members").size(),
-                g.at("world").dump().c_str(), g.at("tenant").dump().c_str(),
-                mebibytes(g.at("memory")).c_str(), g.at("operation").dump().c_str(),
-                what.empty() ? "" : ("  " + what).c_str(), reason.empty() ? "" : ("  " + reason).c_str());
-    std::string waited_for;
+                g.at("world").dump().c_str(), parent.empty() ? "" : ("  parent " + parent).c_str(),
+                g.at("tenant").dump().c_str(), mebibytes(g.at("memory")).c_str(),
+                g.at("operation").dump().c_str(), what.empty() ? "" : ("  " + what).c_str(),
+                reason.empty() ? "" : ("  " + reason).c_str());
+    if (const std::string whom = waited_for(g); !whom.empty())
+      std::printf("  waiting for %s s for %s\n", fixed(g.at("waiting_s")).c_str(), whom.c_str());
+    Table table({"  MEMBER", "ADDRESS", "CONNECTED", "SILENT s", "SEGMENTS", "RESULTS"});
     for (const json& m : g.at("members"))
-      if (m.at("waited_for")) waited_for += " " + m.at("rank").dump();
-    if (!waited_for.empty())
-      std::printf("  waiting for %s s for rank%s\n", fixed(g.at("waiting_s")).c_str(), waited_for.c_str());
-    Table table({"  RANK", "ADDRESS", "CONNECTED", "SILENT s", "SEGMENTS", "RESULTS"});
-    for (const json& m : g.at("members"))
-      table.add({"  " + m.at("rank").dump(), m.at("address"), m.at("connected").get<bool>() ? "yes" : "no",
-                 fixed(m.at("silent_s")), m.at("segments"), m.at("results")});
+      table.add({"  " + who(m) + (m.at("ranks") == "" ? "" : " (switch)"), m.at("address"),
+                 m.at("connected").get<bool>() ? "yes" : "no", fixed(m.at("silent_s")), m.at("segments"),
+                 m.at("results")});
     table.print();
   }
 }

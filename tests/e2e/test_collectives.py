@@ -166,7 +166,7 @@ class Disagreement(CollectivesTest):
         self.disagree("root", everybody={**self.USUAL, "collective": "broadcast"}, root="3")
 
     def test_about_deterministic_mode(self):
-        self.disagree("flags", deterministic=True)
+        self.disagree("order of ranks", deterministic=True)
 
     def test_about_the_wire_form(self):
         self.disagree("bfp8", wire="bfp8")

@@ -16,7 +16,7 @@ from check_capture import check, packets_per_member
 sys.path.insert(0, os.path.join(e2e.ROOT, "testbed"))
 import network  # noqa: E402
 
-BUDGET_S = 450
+BUDGET_S = 480
 DEMO = os.path.join(e2e.ROOT, "testbed", "demo")
 
 
@@ -90,6 +90,23 @@ class Demo(unittest.TestCase):
         for line in ("transport soft: host 1,", "transport verbs: host 2,", "kernel of host 2: "):
             self.assertIn(line, done.stderr)
 
+    def test_a_tree_with_an_rxe_guest(self):
+        # Two leaves with two hosts each; the last host is a guest.
+        done = self.demo("--tree", "2x2", "--hosts-rxe", 1, "--size", "8:1M", "--json")
+        result = json.loads(done.stdout)
+        self.assertTrue(result["ok"])
+        part = result["parts"][0]
+        self.assertEqual({row["wrong"] for row in part["rows"]}, {0})
+        self.assertEqual(part["roots"], ["spine1"])
+        self.assertEqual([part["switches"][leaf]["aggregation.partials_sent"] > 100 for leaf in ("leaf1", "leaf2")],
+                         [True, True])
+        for way in ("sent", "received"):
+            busiest = max(link[way] for link in part["links"])
+            for uplink in part["uplinks"]:
+                self.assertLess(part["reduced_bytes"], uplink[way])
+                self.assertLess(uplink[way], 1.1 * busiest)
+        self.assertGreater(part["kernels"]["4"]["sent_pkts"], 1000)
+
     def test_without_root(self):
         # In a copy that the user `nobody` can read; the programs are root's, so they are used as they are.
         if subprocess.run(["setpriv", "--reuid", "65534", "--clear-groups", "unshare", "-Urnm", "true"],
@@ -131,7 +148,8 @@ class Demo(unittest.TestCase):
     def test_mistakes_are_usage_errors(self):
         for arguments in (["--hosts", "none"], ["--size", "12Q"], ["--loss", "2"], ["--colour"], ["--type", "f31"],
                           ["--rate", "fast"], ["--dup", "1"], ["--reorder", "x"], ["--hosts-rxe", "0"],
-                          ["--hosts-rxe", "65"]):
+                          ["--hosts-rxe", "65"], ["--tree", "2"], ["--tree", "2x4", "--hosts", "2"],
+                          ["--tree", "9x9"], ["--tree", "2x2", "--hosts-rxe", "5"]):
             done = self.demo(*arguments, code=2)
             self.assertIn("demo: error", done.stderr)
 

@@ -5,13 +5,10 @@ import ipaddress
 import os
 import re
 import sys
-import time
-
-import yaml
 
 import e2e
-from e2e import LabError, Lab, binary
-from lab import flatten
+from e2e import binary
+from fabric import LINK4, LINK6, Fabric
 from process import run
 
 BUDGET_S = 60
@@ -33,155 +30,6 @@ while True:
         print("reply" if frame[20:22] == b"\\0\\2" else "?", tci if status & 16 else "untagged")
         break
 """
-# By leaf and spine: the ends of their wire, leaf's first.
-LINK4, LINK6 = "10.255.{}{}.{}", "fd00:{}{}::{}"
-NEXT_HOP_PROBE_MS = 200  # twice the default: four switches share a small machine's cores
-
-
-class LeafSpine(Lab):
-    """Hosts 1 and 2 behind leaf1, 3 and 4 behind leaf2, two spines between them, each switch in a namespace
-    of its own. Ranks join on leaf1's address."""
-
-    SWITCHES = ("leaf1", "leaf2", "spine1", "spine2")
-
-    def __init__(self, **options):
-        super().__init__(hosts=4, switch=False, **options)
-        self.switches = {}
-
-    @staticmethod
-    def leaf_of(host):
-        return 1 if host <= 2 else 2
-
-    @classmethod
-    def address(cls, host, ipv6=False):
-        return f"fd77:{cls.leaf_of(host)}::{host}" if ipv6 else f"10.77.{cls.leaf_of(host)}.{host}"
-
-    @staticmethod
-    def gateway(leaf, ipv6=False):
-        return f"fd77:{leaf}::100" if ipv6 else f"10.77.{leaf}.100"
-
-    @classmethod
-    def switch_address(cls, ipv6=False):
-        return cls.gateway(1, ipv6)
-
-    # Making.
-
-    def _make(self):
-        super()._make()
-        # A namespace for each: af_packet's fan-out groups, by process and interface, may collide within one.
-        for name in self.SWITCHES[1:]:
-            self._add_namespace(self.namespace_of(name))
-            self._sysctl(self.namespace_of(name), "net/ipv6/conf/default/disable_ipv6", 1)
-        for host in (3, 4):
-            self._move(f"sw{host}", self.namespace_of("leaf2"))
-        for leaf in (1, 2):
-            for spine in (1, 2):
-                self._wire(f"l{leaf}s{spine}", f"leaf{leaf}", f"s{spine}l{leaf}", f"spine{spine}")
-        for host in range(1, 5):
-            for ipv6 in (False, True):
-                run("ip", "-n", self.namespace(host), "-6" if ipv6 else "-4", "route", "add", "default", "via",
-                    self.gateway(self.leaf_of(host), ipv6), "dev", "eth0")
-        for name in self.SWITCHES:
-            self._start(name)
-        for name in self.SWITCHES:
-            self._wait_until_ready(name)
-
-    def namespace_of(self, switch):
-        index = self.SWITCHES.index(switch)
-        return f"{self.prefix}-h{self.hosts + index}" if index else self.switch_namespace
-
-    def _move(self, device, namespace):
-        run("ip", "-n", self.switch_namespace, "link", "set", device, "netns", namespace)
-        run("ip", "-n", namespace, "link", "set", device, "up")
-
-    def _wire(self, one, switch, other, neighbour):
-        ends = (one, self.namespace_of(switch)), (other, self.namespace_of(neighbour))
-        run("ip", "link", "add", one, "netns", ends[0][1], "mtu", self.mtu, "type", "veth", "peer", "name", other,
-            "netns", ends[1][1], "mtu", self.mtu)
-        for end, namespace in ends:
-            run("ethtool", "-K", end, "tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off",
-                namespace=namespace)
-            run("ip", "-n", namespace, "link", "set", end, "up")
-
-    # The switches.
-
-    def _ports(self, name):
-        """(name of the port and interface, addresses or None)."""
-        number = int(name[-1])
-        if name.startswith("leaf"):
-            hosts = [(f"sw{host}", None) for host in range(2 * number - 1, 2 * number + 1)]
-            return hosts + [(f"l{number}s{spine}", [LINK4.format(number, spine, 0) + "/31",
-                                                   LINK6.format(number, spine, 0) + "/127"]) for spine in (1, 2)]
-        return [(f"s{number}l{leaf}", [LINK4.format(leaf, number, 1) + "/31", LINK6.format(leaf, number, 1) + "/127"])
-                for leaf in (1, 2)]
-
-    def _routes(self, name):
-        number = int(name[-1])
-        if name.startswith("leaf"):
-            other = 3 - number
-            return [{"prefix": f"10.77.{other}.0/24", "via": [LINK4.format(number, s, 1) for s in (1, 2)]},
-                    {"prefix": f"fd77:{other}::/64", "via": [LINK6.format(number, s, 1) for s in (1, 2)]}]
-        return [route for leaf in (1, 2) for route in (
-            {"prefix": f"10.77.{leaf}.0/24", "via": [LINK4.format(leaf, number, 0)]},
-            {"prefix": f"fd77:{leaf}::/64", "via": [LINK6.format(leaf, number, 0)]})]
-
-    def switch_config(self, name):
-        number, leaf = int(name[-1]), name.startswith("leaf")
-        addresses = [f"{self.gateway(number)}/24", f"{self.gateway(number, True)}/64"]
-        ports = []
-        for index, (interface, own) in enumerate(self._ports(name)):
-            ports.append({"name": interface,
-                          "device": f"net_af_packet{index},iface={interface},qdisc_bypass=0,framesz=4352,"
-                                    "blocksz=69632,framecnt=512"})
-            if own:
-                ports[-1]["addresses"] = own
-        return {"name": name, "mac": f"02:4d:52:00:0{1 if leaf else 2}:0{number}",
-                **({"addresses": addresses} if leaf else {}), "aggregation": {"mtu": 4096, "memory_limit": "24MiB"}, "ports": ports, "routes": self._routes(name),
-                "routing": {"next_hop_probe_ms": NEXT_HOP_PROBE_MS}, "frames": {"count": 8192},
-                "idle": {"spin_us": 0, "sleep_us_max": 200}, "eal": ["--no-huge", "-m", "128"],
-                "control": {"read": self.socket(name)}, "log": {"level": "info"}}
-
-    def socket(self, name):
-        return os.path.join(self.directory, name + ".sock")
-
-    def _start(self, name):
-        path = os.path.join(self.directory, name + ".yaml")
-        with open(path, "w") as file:
-            yaml.safe_dump(self.switch_config(name), file, sort_keys=False)
-        runtime = os.path.join(self.directory, name)
-        os.mkdir(runtime)
-        command = ["ip", "netns", "exec", self.namespace_of(name), binary("millrace-switch"), "--config", path]
-        self.switches[name] = self.start(name, command, environment={"RUNTIME_DIRECTORY": runtime})
-
-    def _wait_until_ready(self, name, timeout=30):
-        process, deadline = self.switches[name], time.monotonic() + timeout
-        while "millrace-switch: ready" not in process.stdout():
-            if process.wait(0.02) is not None or time.monotonic() > deadline:
-                raise LabError(f"{name} is not ready ({process.poll()}): {process.stderr() or process.stdout()}")
-
-    def _stop_processes(self):
-        # Ranks first, so that the switches' end is not an event for them; then all switches at once.
-        for process in self.processes:
-            if process not in self.switches.values():
-                process.stop(grace=2)
-        for process in self.switches.values():
-            process.signal(15)
-        for process in self.switches.values():
-            process.stop(grace=5)
-
-    # Use.
-
-    def switch_ask(self, name, command):
-        return self._request(self.socket(name), {"cmd": command})
-
-    def switch_counters(self, name):
-        return flatten(self.switch_ask(name, "counters")["counters"])
-
-    def next_hops(self, name):
-        return {way["address"]: way for route in self.switch_ask(name, "routes")["routes"] for way in route["via"]}
-
-    def ping(self, host, address, *options):
-        return self.run(host, "ping", "-n", "-i", "0.05", "-W", "2", *options, address, check=False)
 
 
 class Routing(e2e.LabTest):
@@ -189,13 +37,13 @@ class Routing(e2e.LabTest):
 
     @classmethod
     def setUpClass(cls):
-        cls.fabric = LeafSpine(name="Routing", logs=os.path.join(e2e.logs_directory(), "e2e"))
+        cls.fabric = Fabric(name="Routing", logs=os.path.join(e2e.logs_directory(), "e2e"))
         cls.fabric.__enter__()
         cls.addClassCleanup(cls.fabric.close)
 
     def setUp(self):
         self.wait_for(lambda: all(way["state"] in ("reachable", "probing")
-                                  for name in LeafSpine.SWITCHES for way in self.fabric.next_hops(name).values()),
+                                  for name in self.fabric.switch_names for way in self.fabric.next_hops(name).values()),
                       5, "next hops that answer")
 
     def spines(self, counter="pipeline.routed"):

@@ -46,6 +46,10 @@ class ControlTest : public ::testing::Test {
           c->groups.resize(1);
           c->groups[0].id = 5;
           c->groups[0].reason = "\xff not UTF-8";
+          c->groups[0].parent = "10.255.1.1";
+          c->groups[0].members.resize(2);
+          c->groups[0].members[1].rank = 4;
+          c->groups[0].members[1].ranks = "ranks 4-7";
         }
         if (c->kind == Command::Kind::kL2)
           c->l2.push_back({{{2, 0, 0, 0, 0, 1}}, 5, 1, std::chrono::seconds(3)});
@@ -118,7 +122,12 @@ TEST_F(ControlTest, AnswersRequestsLineByLine) {
        {"pipeline", "engine_frames", "router_frames", "router", "roce", "aggregation", "cm", "ports"})
     EXPECT_TRUE(counters.at("counters").contains(room)) << room;
   EXPECT_EQ(counters.at("counters").at("roce").at("bad_icrc"), 0);
-  EXPECT_EQ(ask(fd, R"({"cmd":"groups"})").at("groups").at(0).at("id"), 5);
+  const json group = ask(fd, R"({"cmd":"groups"})").at("groups").at(0);
+  EXPECT_EQ(group.at("id"), 5);
+  EXPECT_EQ(group.at("parent"), "10.255.1.1");
+  EXPECT_EQ(group.at("members").at(0).at("ranks"), "");
+  EXPECT_EQ(group.at("members").at(1).at("rank"), 4);
+  EXPECT_EQ(group.at("members").at(1).at("ranks"), "ranks 4-7");
   EXPECT_EQ(ask(fd, R"({"cmd":"l2"})").at("entries").at(0).at("port"), "p2");
   EXPECT_EQ(ask(fd, R"({"cmd":"l2"})").at("entries").at(0).at("vlan"), 5);
   close(fd);

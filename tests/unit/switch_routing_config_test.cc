@@ -77,6 +77,33 @@ TEST(RoutingConfigTest, ASpineNeedsNoAddressButThoseOfItsPorts) {
             std::string::npos);
 }
 
+TEST(RoutingConfigTest, AParentInAConnectedSubnetIsANextHop) {
+  for (const char* parent : {"10.255.0.1", "fd00::1", "10.77.0.9"}) {
+    const Config c =
+        parse_config(kTop + "aggregation: {parent: \"" + parent + "\", parent_port: 18602}\n", "f.yaml");
+    ASSERT_TRUE(c.engine.parent.has_value());
+    EXPECT_EQ(c.engine.parent->to_string(), parent);
+    EXPECT_EQ(c.engine.parent_port, 18602);
+    // As routes of the file would be: the router resolves the next hops of routes by itself.
+    ASSERT_EQ(c.routing.routes.size(), 1u) << parent;
+    EXPECT_EQ(c.routing.routes[0].prefix.to_string(),
+              std::string(parent) + (c.engine.parent->is_v4() ? "/32" : "/128"));
+    EXPECT_EQ(c.routing.routes[0].via, std::vector<IpAddress>{*c.engine.parent});
+  }
+}
+
+TEST(RoutingConfigTest, AParentBehindARouteIsReachedByIt) {
+  for (const char* prefix : {"10.99.0.0/24", "0.0.0.0/0", "10.99.0.1/32"}) {
+    const Config c = parse_config(kTop + "aggregation: {parent: 10.99.0.1}\nroutes:\n  - {prefix: " + prefix +
+                                      ", via: [10.255.0.1, 10.255.0.3]}\n",
+                                  "f.yaml");
+    EXPECT_EQ(c.engine.parent->to_string(), "10.99.0.1");
+    EXPECT_EQ(c.engine.parent_port, 18600);
+    EXPECT_EQ(c.routing.routes.size(), 1u) << prefix;
+  }
+  EXPECT_FALSE(parse_config(kTop + "aggregation: {window: 4}\n", "f.yaml").engine.parent.has_value());
+}
+
 TEST(RoutingConfigTest, TheExamplesForOperatorsAreRight) {
   std::ifstream in(std::string(MILLRACE_SOURCE_ROOT) + "/switch/OPERATIONS.md");
   std::ostringstream text;
@@ -139,6 +166,25 @@ TEST(RoutingConfigTest, MistakesNameFileLineKeyAndWhatIsAllowed) {
        {"f.yaml:5: ports[1].addresses: 10.255.0.0/31 overlaps 10.255.0.9/24 of the bridge"}},
       {"name: a\naddresses: [10.255.0.0]\n" + kPorts,
        {"f.yaml:5: ports[1].addresses: '10.255.0.0' is given twice"}},
+      {kTop + "aggregation:\n  parent: spine1\n",
+       {"f.yaml:8: aggregation.parent: 'spine1'", "as 10.255.0.1"}},
+      {kTop + "aggregation:\n  parent: 224.0.0.1\n", {"f.yaml:8: aggregation.parent: '224.0.0.1'"}},
+      {kTop + "aggregation:\n  parent: [10.255.0.1]\n", {"f.yaml:8: aggregation.parent: must be a text"}},
+      {kTop + "aggregation:\n  parent: 10.255.0.2\n",
+       {"f.yaml:8: aggregation.parent: '10.255.0.2'", "of this switch"}},
+      {kTop + "aggregation:\n  parent: 192.0.2.1\n", {"f.yaml:8: aggregation.parent", "of this switch"}},
+      {kTop + "aggregation:\n  parent: 10.99.0.1\n",
+       {"f.yaml:8: aggregation.parent: '10.99.0.1'",
+        "behind a route (connected: 10.77.0.0/24, 10.255.0.0/31, 10.255.0.2/31)"}},
+      {kTop + "aggregation:\n  parent: 10.77.0.255\n", {"f.yaml:8: aggregation.parent: '10.77.0.255'"}},
+      {kTop + "aggregation:\n  parent_port: 18600\n", {"f.yaml:8: aggregation.parent_port", "parent, too"}},
+      {kTop + "aggregation:\n  parent: 10.255.0.1\n  parent_port: 0\n",
+       {"f.yaml:9: aggregation.parent_port: '0'", "1 … 65535"}},
+      {"name: a\naddresses: [10.0.0.1/24]\nports: [{name: p, device: d}]\naggregation:\n  parent: "
+       "\"fd00::1\"\n",
+       {"f.yaml:5: aggregation.parent: 'fd00::1' is an IPv6 address", "only IPv4"}},
+      {"name: a\naddresses: [10.0.0.1]\nports: [{name: p, device: d}]\naggregation:\n  parent: 10.0.0.2\n",
+       {"f.yaml:5: aggregation.parent: '10.0.0.2' is neither", "connected: none"}},
       {"name: a\naddresses: [10.0.0.1]\nports:\n  - {name: p, device: d, addresses: []}\n",
        {"f.yaml:4: ports[0].addresses: must be 1 … 64"}},
   };

@@ -1,0 +1,192 @@
+#!/usr/bin/python3
+"""A tree of switches: two leaves of four hosts each under a spine. Sums are exact, a leaf's uplink carries one
+contribution for all of its hosts, and what dies in the middle of an operation is named to all who survive, in time."""
+
+import time
+from contextlib import contextmanager
+
+import e2e
+from e2e import MIB, binary
+from fabric import LINK4, Fabric
+from process import run
+
+BUDGET_S = 120
+
+RANKS = range(8)
+ONCE = ("-n", "1", "-w", "0", "-c", "1")
+LONG = ("-b", "1M", "-e", "1M", "-n", "100000", "-w", "0", "-c", "0")
+ERROR_WITHIN_S = 8
+# A segment and a few elements: a full packet, a short one, a second segment, and shards that are whole elements.
+SIZES = "0,8e,65472+8e,200000"
+
+
+class Tree(e2e.LabTest):
+    """One fabric for all, as three switches and eight hosts take their time on a small machine. Who is killed is
+    started again."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.fabric = Fabric(leaves=2, hosts_per_leaf=4, spines=1, tree=True, name="Tree")
+        cls.fabric.__enter__()
+        cls.addClassCleanup(cls.fabric.close)
+
+    def groups(self, switch):
+        return self.fabric.switch_ask(switch, "groups")["groups"]
+
+    def assert_no_group_is_left(self, switches):
+        self.wait_for(lambda: not any(self.groups(name) for name in switches), 10, "no group left")
+        for name in switches:
+            status = self.fabric.switch_ask(name, "status")
+            self.assertEqual((status["queue_pairs"], status["group_memory"]["reserved"]), (0, 0), name)
+
+    def exact(self, *arguments, hosts=None, **options):
+        outcomes = self.fabric.perf(*ONCE, *arguments, hosts=hosts, **options)
+        self.assert_exact(outcomes, len(hosts or RANKS))
+        self.assertEqual(outcomes[0].result["wrong"], 0)
+        return outcomes[0].result["results"]
+
+    @contextmanager
+    def counting(self, name):
+        """{switch: by how much a counter of it has risen}, filled at the end."""
+        def now():
+            return {switch: counters["aggregation." + name]
+                    for switch, counters in self.fabric.counters_by_switch().items()}
+        before, risen = now(), {}
+        yield risen
+        risen.update({switch: value - before[switch] for switch, value in now().items()})
+
+    # Sums.
+
+    def test_1_every_collective_is_exact(self):
+        types = ("f32", "bf16", "i8")
+        # With each value of the others, each value: of the order of ranks, stripes, IP and which ranks are neighbours.
+        scattered = (1, 5, 2, 6, 3, 7, 4, 8)
+        for order, stripes, ipv6, hosts in (((), 1, False, None), ((), 2, True, scattered),
+                                            (("--deterministic",), 1, True, None),
+                                            (("--deterministic",), 2, False, scattered)):
+            with self.subTest(order=order, stripes=stripes, ipv6=ipv6, hosts=hosts):
+                lines = self.exact("--collective", "all", "--type", ",".join(types), "--op", "sum,max,avg", "--sizes",
+                                   SIZES, "--stripes", stripes, *order, hosts=hosts, ipv6=ipv6)
+                done = {(line["collective"], line["type"]) for line in lines if line["collective"] != "barrier"}
+                self.assertEqual(done, {(collective, kind) for kind in types for collective in (
+                    "all-reduce", "reduce", "broadcast", "reduce-scatter", "all-gather")})
+        self.assertEqual(self.fabric.roots(), ["spine1"])
+        self.assert_no_group_is_left(self.fabric.switch_names)
+
+    def test_2_ranks_of_one_leaf_have_their_root_there(self):
+        with self.counting("contributions") as contributions:
+            self.exact("--sizes", "1M", hosts=(5, 6, 7, 8))
+        self.assertEqual({switch for switch, packets in contributions.items() if packets}, {"leaf2"})
+        self.assert_no_group_is_left(self.fabric.switch_names)
+
+    def bytes_of(self, kind):
+        """(sent, received) of a host's link and of a leaf's uplink, the most of each, for sums of a type."""
+        def now():
+            return ([self.fabric.link_bytes(host) for host in range(1, 9)],
+                    [self.fabric.uplink_bytes(leaf) for leaf in (1, 2)])
+        before = now()
+        self.exact("--sizes", "4M", "--type", kind)
+        return [tuple(max(after[way] - then[way] for after, then in zip(*links)) for way in (0, 1))
+                for links in zip(now(), before)]
+
+    def test_3_an_uplink_carries_what_one_host_does(self):
+        host, uplink = self.bytes_of("f32")
+        print(f"f32: a host's link {host}, a leaf's uplink {uplink} bytes sent and received")
+        for way in (0, 1):
+            self.assertGreater(host[way], 4 * MIB)
+            self.assertLess(uplink[way], 1.1 * host[way])
+        # Partial sums of two-byte floats go up in four bytes; what comes down is narrow.
+        host, uplink = self.bytes_of("bf16")
+        print(f"bf16: a host's link {host}, a leaf's uplink {uplink} bytes sent and received")
+        self.assertGreater(uplink[0], 1.8 * host[0])
+        self.assertLess(uplink[0], 2.2 * host[0])
+        self.assertLess(uplink[1], 1.1 * host[1])
+
+    # Failures.
+
+    def start_long(self):
+        perf = self.fabric.start_perf(*LONG)
+
+        def running():
+            groups = [self.groups(name) for name in self.fabric.switch_names]
+            return all(len(of) == 1 and of[0]["state"] == "running" and of[0]["operation"] >= 3 for of in groups)
+        self.wait_for(running, 30, "a group at work on all switches")
+        return perf
+
+    def assert_told(self, perf, killed, words, survivors):
+        """words: what each surviving rank's error must hold."""
+        outcomes = perf.wait(20)
+        for rank, expected in words.items():
+            outcome = outcomes[rank]
+            self.assertEqual(outcome.code, 1, f"rank {rank}: {e2e.describe(outcome)}")
+            for word in expected:
+                self.assertIn(word, outcome.err, f"rank {rank}")
+            self.assertLess(perf.processes[rank].ended - killed, ERROR_WITHIN_S, f"rank {rank}: {outcome.err}")
+        slowest = max(perf.processes[rank].ended - killed for rank in words)
+        told = sorted({outcomes[rank].err.strip().splitlines()[-1] for rank in words})
+        print(f"told within {slowest:.1f} s:", *told, sep="\n  ")
+        self.assert_no_group_is_left(survivors)
+
+    def test_4_tools_show_the_tree(self):
+        perf = self.start_long()
+        try:
+            def text(name):
+                return run(binary("millracectl"), "--socket", self.fabric.socket(name), "groups")
+            self.assertRegex(text("leaf2"), rf"4 members, 8 ranks  parent {LINK4.format(2, 1, 1)}  ")
+            self.assertRegex(text("leaf2"), r"\n  rank 7 +10\.77\.2\.8 +yes ")
+            self.assertRegex(text("spine1"), r"2 members, 8 ranks  tenant ")
+            for leaf, ranks in ((1, "0-3"), (2, "4-7")):
+                self.assertRegex(text("spine1"), rf"\n  ranks {ranks} \(switch\) +10\.77\.{leaf}\.100 +yes ")
+        finally:
+            for rank in RANKS:
+                perf.kill(rank)
+        self.assert_no_group_is_left(self.fabric.switch_names)
+
+    def test_5_a_host_is_killed(self):
+        perf = self.start_long()
+        killed = time.monotonic()
+        perf.kill(2)
+        self.assert_told(perf, killed, {rank: ("rank 2",) for rank in RANKS if rank != 2}, self.fabric.switch_names)
+        self.exact("--sizes", "1M")
+
+    def test_6_a_leaf_is_killed(self):
+        perf = self.start_long()
+        killed = time.monotonic()
+        self.fabric.switches["leaf2"].kill()
+        # Those behind it know no more than that it is silent.
+        words = {rank: ("ranks 4-7",) if rank < 4 else (self.fabric.gateway(2),) for rank in RANKS}
+        self.assert_told(perf, killed, words, ("leaf1", "spine1"))
+        self.fabric.start_switches("leaf2")
+        self.exact("--sizes", "1M")
+
+    def test_7_the_spine_is_killed(self):
+        perf = self.start_long()
+        killed = time.monotonic()
+        self.fabric.switches["spine1"].kill()
+        self.assert_told(perf, killed, {rank: ("parent", "ranks 4, 5, 6, 7" if rank < 4 else "ranks 0, 1, 2, 3")
+                                        for rank in RANKS}, ("leaf1", "leaf2"))
+        self.fabric.start_switches("spine1")
+        self.exact("--sizes", "1M")
+
+    def test_8_the_spine_says_goodbye(self):
+        perf = self.start_long()
+        stopped = time.monotonic()
+        self.assertEqual(self.fabric.switches["spine1"].stop(), 0)
+        self.assert_told(perf, stopped, {rank: ("shutting down",) for rank in RANKS}, ("leaf1", "leaf2"))
+
+
+class Joining(e2e.LabTest):
+    def test_a_parent_that_does_not_answer_is_named(self):
+        with Fabric(leaves=2, hosts_per_leaf=1, spines=1, tree=True, name="Joining",
+                    overrides={"aggregation": {"join_timeout_ms": 1500}}) as fabric:
+            fabric.switches["spine1"].kill()
+            for outcome in fabric.perf("--sizes", "8", *ONCE, timeout=20):
+                self.assertEqual(outcome.code, 1, e2e.describe(outcome))
+                self.assertIn(f": {1 - outcome.rank}; the parent switch {LINK4.format(outcome.rank + 1, 1, 1)} does not "
+                              "answer", outcome.err)
+            # Nobody needs it where all ranks are behind one leaf.
+            self.assert_exact(fabric.perf("--sizes", "8", *ONCE, hosts=(2,)), 1)
+
+
+if __name__ == "__main__":
+    e2e.main()
