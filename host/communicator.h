@@ -13,6 +13,9 @@
 
 namespace millrace::host {
 
+// Sizes the transport's queues before START tells the real window, which is cut to it.
+inline constexpr uint16_t kWindowMax = 64;
+
 struct CommunicatorConfig {
   std::array<uint8_t, 16> key{};
   uint16_t rank = 0, world = 1;
@@ -25,6 +28,9 @@ struct CommunicatorConfig {
   Time connect_timeout = std::chrono::seconds(10);
   Time join_timeout = std::chrono::seconds(90);
   uint64_t nonce_seed = 1;
+  // With the other ranks of this host, through memory; what the communicator is given is then their hub's
+  // transport.
+  bool combine = false;
 };
 
 // One operation, from submit() until `done`.
