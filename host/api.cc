@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "host/combining.h"
 #include "host/context.h"
 #include "host/millrace.h"
 #include "roce/error.h"
@@ -36,6 +37,7 @@ struct mr_comm {
   mr_context* context = nullptr;
   Membership* membership = nullptr;  // none: this is the only rank
   int rank = 0, size = 1;
+  std::string combining = "off: there is one rank";
   std::atomic<bool> aborted{false};
   std::atomic<uint64_t> operations{0};  // of a communicator of one rank
   // Of the operations issued from now on.
@@ -413,6 +415,9 @@ mr_status mr_comm_create(mr_context* context, const mr_comm_config* config, mr_c
     made->rank = config->rank;
     made->size = config->size;
     if (config->size > 1) {
+      const auto choice = millrace::host::choose_combining(config->combine);
+      checked_config.combine = choice.combine;
+      made->combining = (choice.combine ? "on: " : "off: ") + choice.why;
       made->membership = context->context.join(checked_config);
       if (mr_status status = made->membership->status(); status != MR_OK) {
         last_error = made->membership->text();
@@ -472,10 +477,19 @@ mr_status mr_comm_get_info(mr_comm* comm, mr_comm_info* info) {
   return guarded([&] {
     if (comm == nullptr || info == nullptr) return misused("mr_comm_get_info: comm or info is NULL");
     *info = {};
+    info->combining_rank = -1;
+    info->combining = comm->combining.c_str();
     if (!comm->membership) return MR_OK;
-    if (const auto s = comm->context->context.start(comm->membership))
-      *info = {s->group, millrace::roce::mtu_bytes(s->mtu_code), s->segment_bytes, s->window,
-               static_cast<uint32_t>(s->weights.size())};
+    const auto s = comm->context->context.start(comm->membership);
+    if (!s) return MR_OK;
+    info->group = s->group;
+    info->path_mtu = millrace::roce::mtu_bytes(s->mtu_code);
+    info->segment_bytes = s->segment_bytes;
+    info->window = s->window;
+    info->stripes = static_cast<uint32_t>(s->weights.size());
+    const auto combining = comm->context->context.combining(comm->membership);
+    info->combined_ranks = combining.ranks;
+    if (combining.ranks != 0) info->combining_rank = combining.leader;
     return MR_OK;
   });
 }

@@ -153,9 +153,6 @@ struct Communicator::Impl {
     return nullptr;
   }
 
-  // Sizes the transport's queues before START tells the real window.
-  static constexpr uint16_t kWindowMax = 64;
-
   CommunicatorConfig config;
   Transport& transport;
   Time started_at;
@@ -189,6 +186,8 @@ void Communicator::Impl::handle(const Completion& c, Time now) {
       if (closing || c.segment < stripe->base || c.segment - stripe->base >= stripe->segments.size()) break;
       stripe->segments[c.segment - stripe->base].sent = true;
       finish_front(*stripe);
+      break;
+    case Completion::Kind::kMessageSent:
       break;
     case Completion::Kind::kError:
       link_error(*stripe, c, now);
@@ -528,17 +527,7 @@ const std::optional<aggregation::Start>& Communicator::start() const { return im
 
 LinkStats Communicator::stats() const {
   LinkStats total;
-  for (const Impl::Stripe& s : impl_->stripes) {
-    const LinkStats one = impl_->transport.stats(s.link);
-    total.packets_sent += one.packets_sent;
-    total.packets_received += one.packets_received;
-    total.retransmitted += one.retransmitted;
-    total.timeouts += one.timeouts;
-    total.naks_received += one.naks_received;
-    total.rnr_naks_received += one.rnr_naks_received;
-    total.duplicates_received += one.duplicates_received;
-    total.out_of_sequence += one.out_of_sequence;
-  }
+  for (const Impl::Stripe& s : impl_->stripes) total += impl_->transport.stats(s.link);
   return total;
 }
 

@@ -13,6 +13,9 @@
 
 namespace millrace::host {
 
+// Sizes the transport's queues before START tells the real window, which is cut to it.
+inline constexpr uint16_t kWindowMax = 64;
+
 struct CommunicatorConfig {
   std::array<uint8_t, 16> key{};
   uint16_t rank = 0, world = 1;
@@ -26,6 +29,9 @@ struct CommunicatorConfig {
   Time join_timeout = std::chrono::seconds(90);
   bool wait = false;  // for the switch's memory, as long as join_timeout, instead of being refused
   uint64_t nonce_seed = 1;
+  // With the other ranks of this host, through memory; what the communicator is given is then their hub's
+  // transport.
+  bool combine = false;
 };
 
 // One operation, from submit() until `done`.

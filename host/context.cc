@@ -28,6 +28,8 @@ constexpr size_t kRequestsPerTurn = 64;
 // How long a goodbye may take before the link is let go; the switch then finds out by its own timers.
 constexpr Time kLeavePatience = std::chrono::seconds(3);
 constexpr Time kStopPatience = std::chrono::milliseconds(500);
+// Of these, so long may ranks of this host, whom we lead, take to leave too.
+constexpr Time kHubPatience = std::chrono::milliseconds(250);
 
 Time clock_now() {
   return std::chrono::duration_cast<Time>(std::chrono::steady_clock::now().time_since_epoch());
@@ -38,6 +40,11 @@ uint64_t random_number() {
   if (getrandom(&n, sizeof n, 0) != sizeof n)
     throw Error(ErrorCode::kSystem, "the system gives no random numbers");
   return n;
+}
+
+std::string host_name() {
+  std::array<char, 65> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "this host";
 }
 
 Time spin_from_environment() {
@@ -60,8 +67,9 @@ Context::Context(TransportChoice choice, const std::string& device)
       device_(device) {
   if (!wake_)
     throw Error(ErrorCode::kSystem, "cannot make an eventfd: " + std::system_category().message(errno));
-  // A device that cannot be used shows now; which one verbs uses depends on the switch.
-  if (!device.empty() && choice == TransportChoice::kSoft) adopt(open_soft(device), "asked for");
+  // A device that cannot be used shows now; which one verbs uses depends on the switch. It is not kept open: a
+  // rank that combines with others of its host may never need it, and would be woken by all their packets.
+  if (!device.empty() && choice == TransportChoice::kSoft) text_ = open_soft(device)->text() + ": asked for";
   if (!device.empty() && choice != TransportChoice::kSoft) VerbsDevice::check_name(device);
   if (text_.empty())
     text_ = choice == TransportChoice::kSoft    ? "soft: asked for"
@@ -141,18 +149,91 @@ void Context::choose_endpoint(const IpAddress& switch_address) {
   run_on_thread([&] { adopt(std::move(endpoint), why); });
 }
 
+// One try to reach the hub of this host's ranks, with a hello; where nobody leads, this process does.
+// Nothing: it has to be tried again.
+std::optional<LocalSocket> Context::approach(const std::string& name, const CommunicatorConfig& config,
+                                             LocalHub*& hub) {
+  LocalMessage hello;
+  hello.kind = LocalMessage::Kind::kHello;
+  hello.hello.rank = config.rank;
+  hello.hello.world = config.world;
+  hello.hello.stripes = config.stripes;
+  hello.hello.tenant = config.tenant;
+  hello.hello.key = config.key;
+  std::optional<LocalSocket> socket;
+  if (std::optional<LocalSocket> listener = LocalSocket::listen(name)) {
+    choose_endpoint(config.switch_address);
+    run_on_thread([&] {
+      check_usable();
+      endpoint_->send(clock_now());
+      HubConfig of_hub;
+      of_hub.join = config;
+      of_hub.join.mtu = endpoint_->path_mtu_max();
+      of_hub.host_name = host_name();
+      hubs_.push_back(
+          std::make_unique<LocalHub>(std::move(*listener), of_hub, endpoint_->transport(), clock_now()));
+      hub = hubs_.back().get();
+      // Before anything can end it: its own rank shall hear of it.
+      socket = LocalSocket::connect(name);
+      if (socket) socket->send(hello);
+      hub->receive(clock_now());
+    });
+    return socket;
+  }
+  socket = LocalSocket::connect(name);
+  if (socket && !socket->send(hello)) socket.reset();
+  return socket;
+}
+
+// The rank's place among those of this host.
+std::unique_ptr<LocalTransport> Context::meet(const CommunicatorConfig& config, LocalHub*& hub) {
+  check_process();
+  const std::string name = LocalSocket::name_of(config);
+  const Time until = clock_now() + config.connect_timeout;
+  while (true) {
+    const Time left = until - clock_now();
+    if (std::optional<LocalSocket> socket = approach(name, config, hub)) {
+      LocalMessage answer;
+      const auto patience = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
+      if (socket->wait(answer, static_cast<int>(patience)) == LocalSocket::Received::kMessage) {
+        if (answer.kind == LocalMessage::Kind::kRefused) throw Error(ErrorCode::kRefused, answer.text);
+        return std::make_unique<LocalTransport>(std::move(*socket), answer.rank);
+      }
+    }
+    if (hub != nullptr || clock_now() >= until)
+      throw Error(ErrorCode::kUnreachable,
+                  "the rank that leads on this host does not answer: is its process stopped?");
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+void Context::check_usable() const {
+  if (!failed_.empty())
+    throw Error(ErrorCode::kState, failed_ + "; this context is of no use any more (mr_finalize it)");
+}
+
 Membership* Context::join(CommunicatorConfig config) {
-  choose_endpoint(config.switch_address);
   config.nonce_seed = random_number();
+  std::unique_ptr<LocalTransport> local;
+  LocalHub* hub = nullptr;
+  if (config.combine)
+    local = meet(config, hub);
+  else
+    choose_endpoint(config.switch_address);
   Membership* membership = nullptr;
   run_on_thread([&] {
-    if (!failed_.empty())
-      throw Error(ErrorCode::kState, failed_ + "; this context is of no use any more (mr_finalize it)");
-    config.mtu = endpoint_->path_mtu_max();
-    // It may have slept: the connect's time-out counts from its last look at the clock.
-    endpoint_->send(clock_now());
+    check_usable();
     auto made = std::make_unique<Membership>();
-    made->communicator_ = std::make_unique<Communicator>(config, endpoint_->transport(), clock_now());
+    if (local) {
+      made->local_ = std::move(local);
+      made->hub_ = hub;
+    } else {
+      config.mtu = endpoint_->path_mtu_max();
+      // It may have slept: the connect's time-out counts from its last look at the clock.
+      endpoint_->send(clock_now());
+    }
+    Transport& transport = made->local_ ? *made->local_ : endpoint_->transport();
+    made->communicator_ = std::make_unique<Communicator>(config, transport, clock_now());
     made->rank_ = config.rank, made->world_ = config.world;
     membership = made.get();
     memberships_.push_back(std::move(made));
@@ -190,8 +271,19 @@ std::optional<aggregation::Start> Context::start(Membership* membership) {
 
 LinkStats Context::stats(Membership* membership) {
   LinkStats stats;
-  run_on_thread([&] { stats = membership->communicator_->stats(); });
+  run_on_thread([&] {
+    // Of ranks that combine, the leader's are those that the network has seen.
+    stats = membership->hub_ ? membership->hub_->hub().stats() : membership->communicator_->stats();
+  });
   return stats;
+}
+
+Context::Combining Context::combining(Membership* membership) {
+  Combining combining;
+  run_on_thread([&] {
+    if (const auto& local = membership->local_) combining = {local->ranks(), local->leader()};
+  });
+  return combining;
 }
 
 void Context::check_process() const {
@@ -203,6 +295,9 @@ void Context::check_process() const {
 void Context::submit(Membership* membership, mr_request* request) {
   check_process();
   request->membership = membership;
+  if (membership->local_)
+    request->path = membership->local_->ranks() == membership->world_ ? "shared memory"
+                                                                      : "shared memory, then network";
   request->owners.fetch_add(1, std::memory_order_relaxed);
   push({request, nullptr});
 }
@@ -277,12 +372,12 @@ void Context::run() {
 // One turn; whether there is more to do at once.
 bool Context::progress(Time now) {
   bool submitted = take_submissions(now);
-  if (!endpoint_) return submitted;
-  bool more = endpoint_->receive(now);
+  bool more = endpoint_ && endpoint_->receive(now);
+  more |= pump_local(now);
   int rounds = 0;
   while (handle_completions(now) && ++rounds < kRoundsPerTurn) {
   }
-  endpoint_->send(now);
+  if (endpoint_) endpoint_->send(now);
   more |= handle_completions(now);  // its timers end links
   for (auto& m : memberships_) {
     // While it fails or leaves it is in progress again: the end is told once nothing can be written any more.
@@ -292,6 +387,7 @@ bool Context::progress(Time now) {
     more |= finish_requests(*m);
   }
   reap_left(now);
+  drop_hubs();
   if (submitted || more || rounds) spin_until_ = now + spin_;
   return more || submitted;
 }
@@ -346,14 +442,52 @@ Registration* Context::find_registration(const uint8_t* address, uint64_t bytes,
 // Gives each completion to its communicator and lets communicators post; whether there were any.
 bool Context::handle_completions(Time now) {
   completions_.clear();
-  endpoint_->transport().poll(completions_);
-  for (const Completion& completion : completions_)
+  if (endpoint_) endpoint_->transport().poll(completions_);
+  bool any = !completions_.empty();
+  for (const Completion& completion : completions_) {
+    for (auto& h : hubs_)
+      if (h->hub().owns(completion.link)) h->hub().handle(completion, now);
     for (auto& m : memberships_)
-      if (m->communicator_ && m->communicator_->owns(completion.link))
+      if (m->communicator_ && !m->local_ && m->communicator_->owns(completion.link))
         m->communicator_->handle(completion, now);
+  }
+  for (auto& h : hubs_) h->poll(now);
+  for (auto& m : memberships_) {
+    if (!m->local_ || !m->communicator_) continue;
+    completions_.clear();
+    m->local_->poll(completions_);
+    any |= !completions_.empty();
+    for (const Completion& completion : completions_)
+      if (m->communicator_->owns(completion.link)) m->communicator_->handle(completion, now);
+  }
   for (auto& m : memberships_)
     if (m->communicator_) m->communicator_->poll(now);
-  return !completions_.empty();
+  return any;
+}
+
+// What ranks of this host have to say to each other; whether there was anything.
+bool Context::pump_local(Time now) {
+  bool any = false;
+  for (auto& h : hubs_) {
+    any |= h->receive(now);
+    if (stop_ && now >= stop_deadline_ - kHubPatience) h->hub().leave(now);
+  }
+  for (auto& m : memberships_)
+    if (m->local_) any |= m->local_->receive(now);
+  return any;
+}
+
+void Context::drop_hubs() {
+  for (auto h = hubs_.begin(); h != hubs_.end();) {
+    if (!(*h)->hub().over()) {
+      ++h;
+      continue;
+    }
+    for (auto& m : memberships_)
+      if (m->hub_ == h->get()) m->hub_ = nullptr;
+    endpoint_->release_memory();
+    h = hubs_.erase(h);
+  }
 }
 
 // Whether there may be more to finish.
@@ -401,6 +535,7 @@ void Context::reap_left(Time now) {
   for (auto& m : memberships_) {
     if (!may_reap(*m, now)) continue;
     m->communicator_.reset();  // first: it is what could still write to a request's memory
+    m->local_.reset();
     for (mr_request* request : m->requests_) {
       request->operation.status = MR_ERR_ABORTED;
       request->operation.text = "the communicator was destroyed";
@@ -415,12 +550,17 @@ void Context::reap_left(Time now) {
 }
 
 bool Context::goodbyes_over(Time now) {
-  return !endpoint_ || !failed_.empty() || now >= stop_deadline_ || endpoint_->idle();
+  return !endpoint_ || !failed_.empty() || now >= stop_deadline_ || (hubs_.empty() && endpoint_->idle());
 }
 
 void Context::fail(const std::string& why, Time now) {
   if (failed_.empty()) failed_ = why;
   if (endpoint_) endpoint_->detach();
+  for (auto& h : hubs_)
+    h->hub().fail(aggregation::Code::kMemberLost, {h->leader()},
+                  "rank " + std::to_string(h->leader()) + ", which combines for the ranks of " + host_name() +
+                      ": " + why,
+                  now);
   for (auto& m : memberships_) {
     publish(*m, MR_ERR_SYSTEM, failed_);
     if (m->communicator_) m->communicator_->abort(failed_, now);
@@ -430,9 +570,14 @@ void Context::fail(const std::string& why, Time now) {
 Time Context::next_deadline() const {
   Time next = stop_deadline_;
   if (endpoint_) next = std::min(next, endpoint_->next_deadline());
+  for (auto& h : hubs_) {
+    next = std::min(next, h->next_deadline());
+    if (stop_) next = std::min(next, stop_deadline_ - kHubPatience);
+  }
   for (auto& m : memberships_) {
     next = std::min(next, m->leave_deadline_);
     if (m->communicator_) next = std::min(next, m->communicator_->next_deadline());
+    if (m->local_) next = std::min(next, m->local_->next_deadline());
   }
   return next;
 }
@@ -441,7 +586,11 @@ void Context::sleep(Time now) {
   if (now < spin_until_) return;
   sleeping_.exchange(true, std::memory_order_acq_rel);
   descriptors_.assign(1, {wake_.get(), POLLIN, 0});
-  if ((!endpoint_ || endpoint_->prepare_to_wait(descriptors_)) && queue_.empty()) {
+  bool wait_for_it = !endpoint_ || endpoint_->prepare_to_wait(descriptors_);
+  for (auto& h : hubs_) wait_for_it = h->prepare_to_wait(descriptors_) && wait_for_it;
+  for (auto& m : memberships_)
+    if (m->local_) wait_for_it = m->local_->prepare_to_wait(descriptors_) && wait_for_it;
+  if (wait_for_it && queue_.empty()) {
     Time wait = std::clamp(next_deadline() - now, Time{}, Time(std::chrono::seconds(10)));
     timespec timeout{wait.count() / 1'000'000'000, wait.count() % 1'000'000'000};
     if (ppoll(descriptors_.data(), descriptors_.size(), &timeout, nullptr) > 0 && descriptors_[0].revents) {

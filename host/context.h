@@ -23,6 +23,8 @@
 #include "host/communicator.h"
 #include "host/endpoint.h"
 #include "host/file_descriptor.h"
+#include "host/local_hub.h"
+#include "host/local_transport.h"
 #include "host/millrace.h"
 
 namespace millrace::host {
@@ -68,6 +70,8 @@ class Membership {
 
  private:
   friend class Context;
+  std::unique_ptr<LocalTransport> local_;  // where it combines with other ranks of this host
+  LocalHub* hub_ = nullptr;                // where it leads them
   std::unique_ptr<Communicator> communicator_;
   uint16_t rank_ = 0, world_ = 1;
   std::deque<mr_request*> requests_;
@@ -100,6 +104,12 @@ class Context {
   void abort(Membership* membership, const std::string& why);
   LinkStats stats(Membership* membership);
   std::optional<aggregation::Start> start(Membership* membership);
+  // Of this host, which combine; 0: the rank has joined the switch itself.
+  struct Combining {
+    uint32_t ranks = 0;
+    uint16_t leader = 0;
+  };
+  Combining combining(Membership* membership);
   // Hands over a request, which the caller shares from now on. Blocks only while the queue is full.
   void submit(Membership* membership, mr_request* request);
   Registration* register_memory(void* address, size_t bytes);
@@ -124,8 +134,12 @@ class Context {
   static constexpr size_t kQueueLength = 1024;
 
   void push(const Submission& submission);
+  void check_usable() const;
   void run_on_thread(std::function<void()> what);
   void choose_endpoint(const IpAddress& switch_address);
+  std::unique_ptr<LocalTransport> meet(const CommunicatorConfig& config, LocalHub*& hub);
+  std::optional<LocalSocket> approach(const std::string& name, const CommunicatorConfig& config,
+                                      LocalHub*& hub);
   std::unique_ptr<Endpoint> open_soft(const std::string& device) const;
 
   // Progress thread from here on.
@@ -139,6 +153,8 @@ class Context {
   void publish(Membership& membership, mr_status status, const std::string& text);
   bool may_reap(const Membership& membership, Time now) const;
   void reap_left(Time now);
+  bool pump_local(Time now);
+  void drop_hubs();
   bool goodbyes_over(Time now);
   void sleep(Time now);
   Time next_deadline() const;
@@ -161,7 +177,8 @@ class Context {
 
   // Progress thread, and those that construct and destroy.
   std::unique_ptr<Endpoint> endpoint_;
-  std::string text_;  // of the transport
+  std::string text_;                           // of the transport
+  std::list<std::unique_ptr<LocalHub>> hubs_;  // of groups whose ranks on this host we lead
   std::list<std::unique_ptr<Membership>> memberships_;
   std::list<std::unique_ptr<Registration>> registrations_;
   std::string failed_;  // why the device cannot be used any more

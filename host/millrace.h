@@ -62,8 +62,8 @@ typedef enum mr_op {
 /* In which form elements cross the network in collectives that reduce. */
 typedef enum mr_wire {
   MR_WIRE_EXACT = 0, /* as they are */
-  MR_WIRE_BFP8 = 1   /* block floating point: blocks of 63 elements that share an exponent, 8 bits each; for f16,
-                        bf16 and f32. The error bound is in aggregation/NUMERICS.md */
+  MR_WIRE_BFP8 = 1   /* block floating point: blocks of 63 elements that share an exponent, 8 bits each; for
+                        f16,   bf16 and f32. The error bound is in aggregation/NUMERICS.md */
 } mr_wire;
 
 typedef struct mr_context mr_context;
@@ -89,10 +89,15 @@ typedef struct mr_comm_config {
   const char* secret;     /* the tenant's, or NULL where the switch runs open */
   int connect_timeout_ms; /* until the switch has answered the join; 0: 10,000 */
   int join_timeout_ms;    /* until all ranks are there; 0: 90,000 (the switch's own is 60,000) */
+  const char* combine; /* "on": with the other ranks of this user on this host that say so too, through shared
+                          memory, so that one contribution crosses the host's link; "off"; "auto": on where a
+                          launcher's environment says that several ranks are here (Open MPI, MPICH, Slurm,
+                          torchrun); NULL: MILLRACE_COMBINE, else auto */
 } mr_comm_config;
 
 typedef struct mr_request_info {
-  const char* path;   /* "network": reduced by the switch; "local": a communicator of one rank */
+  const char* path;   /* "network": reduced by the switch; "shared memory, then network": by this host's ranks
+                         first; "local": a communicator of one rank */
   const char* memory; /* "registered": straight from the caller's buffer; "staged": through a copy, and why */
   uint64_t bytes, segments, operation;
 } mr_request_info;
@@ -109,6 +114,9 @@ typedef struct mr_comm_info {
   uint32_t segment_bytes; /* of an operation in one message */
   uint32_t window;        /* segments outstanding per stripe */
   uint32_t stripes;
+  uint32_t combined_ranks; /* of this host, which share its contributions; 0: this rank sends its own */
+  int combining_rank;      /* the one of them whose process is connected to the switch; else -1 */
+  const char* combining;   /* "off: MILLRACE_COMBINE", "on: asked for"; lives as long as the communicator */
 } mr_comm_info;
 
 const char* mr_version(void);
@@ -133,6 +141,7 @@ mr_status mr_comm_destroy(mr_comm* comm);
 mr_status mr_abort(mr_comm* comm);
 /* MR_OK while the communicator can be used, else what ended it; the sentence names ranks. */
 mr_status mr_comm_error(mr_comm* comm, const char** text);
+/* Of ranks that combine, the network's counts are those of combining_rank. */
 mr_status mr_comm_get_stats(mr_comm* comm, mr_comm_stats* stats);
 /* All zero for a communicator of one rank that was made without a switch. */
 mr_status mr_comm_get_info(mr_comm* comm, mr_comm_info* info);
@@ -154,22 +163,22 @@ mr_status mr_deregister(mr_memory* memory);
 
 /* --- Collectives ---
  *
- * `count` is in elements. Buffers belong to the library until the request is over. On success *request must be
- * freed by mr_wait() or mr_request_free(). Send and receive buffers are disjoint or, in place, as each says;
- * other overlaps are MR_ERR_USAGE. A buffer that a rank does not need may be NULL. */
+ * `count` is in elements. Buffers belong to the library until the request is over. On success *request must
+ * be freed by mr_wait() or mr_request_free(). Send and receive buffers are disjoint or, in place, as each
+ * says; other overlaps are MR_ERR_USAGE. A buffer that a rank does not need may be NULL. */
 
 /* recv[i] = op over ranks of send[i], i < count, at every rank. In place: send == recv. */
 mr_status mr_all_reduce(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, mr_op op,
                         mr_request** request);
 /* The same at `root` only; the other ranks' recv is not used. In place (at the root): send == recv. */
-mr_status mr_reduce(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, mr_op op, int root,
-                    mr_request** request);
+mr_status mr_reduce(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, mr_op op,
+                    int root, mr_request** request);
 /* recv[i] = the root's send[i] at every rank; the other ranks' send is not used. In place (at the root):
  * send == recv. */
 mr_status mr_broadcast(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, int root,
                        mr_request** request);
-/* recv[i] = op over ranks of send[rank × recv_count + i], i < recv_count: send has size × recv_count elements.
- * In place: recv == send + rank × recv_count. */
+/* recv[i] = op over ranks of send[rank × recv_count + i], i < recv_count: send has size × recv_count
+ * elements. In place: recv == send + rank × recv_count. */
 mr_status mr_reduce_scatter(mr_comm* comm, const void* send, void* recv, size_t recv_count, mr_type type,
                             mr_op op, mr_request** request);
 /* recv[r × send_count + i] = rank r's send[i]: recv has size × send_count elements. In place: send == recv +
@@ -191,7 +200,8 @@ mr_status mr_all_reduce_wait(mr_comm* comm, const void* send, void* recv, size_t
                              mr_op op);
 mr_status mr_reduce_wait(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, mr_op op,
                          int root);
-mr_status mr_broadcast_wait(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type, int root);
+mr_status mr_broadcast_wait(mr_comm* comm, const void* send, void* recv, size_t count, mr_type type,
+                            int root);
 mr_status mr_reduce_scatter_wait(mr_comm* comm, const void* send, void* recv, size_t recv_count, mr_type type,
                                  mr_op op);
 mr_status mr_all_gather_wait(mr_comm* comm, const void* send, void* recv, size_t send_count, mr_type type);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <deque>
 #include <map>
 #include <random>
 #include <unordered_map>
@@ -17,6 +18,7 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr uint32_t kPacketsPerTurn = 64;
+constexpr uint64_t kMessageId = roce::kProbeId - 1;  // of requests that are no segments
 constexpr Time kResolveEvery = milliseconds(5);
 // While no answer comes, the way is asked for again: a switch that was restarted may have another MAC
 // address.
@@ -46,7 +48,8 @@ struct SoftEngine::Impl {
     // Headers of segments in flight: a ring, reused once the SEND has completed.
     std::vector<aggregation::SegmentHeader> headers;
     uint64_t posted = 0;
-    std::vector<uint8_t> message;  // the SEND being received
+    std::deque<std::vector<uint8_t>> messages;  // sent and not acknowledged
+    std::vector<uint8_t> message;               // the SEND being received
     uint64_t duplicates = 0, gaps = 0, packets = 0;
   };
   struct Region {
@@ -179,7 +182,8 @@ void SoftEngine::Impl::receive(Frame frame, Time t, FrameList& out) {
       uint64_t segment;
       while (link.qp->requester().next_completion(segment)) {
         if (segment == roce::kProbeId) continue;
-        Completion c{Completion::Kind::kSent};
+        if (segment == kMessageId) link.messages.pop_front();
+        Completion c{segment == kMessageId ? Completion::Kind::kMessageSent : Completion::Kind::kSent};
         c.link = link.id;
         c.segment = segment;
         completions.push_back(std::move(c));
@@ -419,6 +423,18 @@ bool SoftEngine::post_segment(LinkId id, uint64_t segment, const aggregation::Se
   request.parts[0] = {reinterpret_cast<const uint8_t*>(&kept), sizeof(kept)};
   request.parts[1] = payload;
   request.borrow = true;
+  impl_->work = true;
+  return link.qp->requester().post(std::move(request));
+}
+
+bool SoftEngine::post_message(LinkId id, std::span<const uint8_t> message) {
+  const auto found = impl_->links.find(id);
+  if (found == impl_->links.end() || found->second->state != Impl::State::kConnected) return false;
+  Impl::Link& link = *found->second;
+  if (link.qp->requester().room() <= 1) return false;
+  roce::WorkRequest request;
+  request.id = kMessageId;
+  request.parts[0] = link.messages.emplace_back(message.begin(), message.end());
   impl_->work = true;
   return link.qp->requester().post(std::move(request));
 }

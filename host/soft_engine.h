@@ -51,6 +51,7 @@ class SoftEngine final : public Transport {
   void deregister_memory(const MemoryRegion& region) override;
   bool post_segment(LinkId link, uint64_t segment, const aggregation::SegmentHeader& header,
                     std::span<const uint8_t> payload, const MemoryRegion& source) override;
+  bool post_message(LinkId link, std::span<const uint8_t> message) override;
   void close(LinkId link) override;
   using Transport::poll;
   void poll(std::vector<Completion>& completions) override;

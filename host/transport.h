@@ -36,12 +36,13 @@ struct ConnectRequest {
 
 struct Completion {
   enum class Kind : uint8_t {
-    kConnected,  // the REP's parameters are in `join_reply`; START comes later as kMessage
-    kSent,       // the SEND of `segment` has been acknowledged
-    kResult,     // WRITE with immediate: `immediate`
-    kMessage,    // a SEND arrived: `message` (START, terminal)
-    kClosed,     // close() is over: no memory of the link's operations will be written any more
-    kError,      // the link is gone: `error`, `text`; kClosed does not follow
+    kConnected,    // the REP's parameters are in `join_reply`; START comes later as kMessage
+    kSent,         // the SEND of `segment` has been acknowledged
+    kResult,       // WRITE with immediate: `immediate`
+    kMessage,      // a SEND arrived: `message` (START, terminal)
+    kMessageSent,  // the oldest message of post_message() has been acknowledged
+    kClosed,       // close() is over: no memory of the link's operations will be written any more
+    kError,        // the link is gone: `error`, `text`; kClosed does not follow
   };
   Kind kind;
   LinkId link = 0;
@@ -58,6 +59,18 @@ struct Completion {
 struct LinkStats {
   uint64_t packets_sent = 0, packets_received = 0, retransmitted = 0, timeouts = 0, naks_received = 0,
            rnr_naks_received = 0, duplicates_received = 0, out_of_sequence = 0;
+
+  LinkStats& operator+=(const LinkStats& o) {
+    packets_sent += o.packets_sent;
+    packets_received += o.packets_received;
+    retransmitted += o.retransmitted;
+    timeouts += o.timeouts;
+    naks_received += o.naks_received;
+    rnr_naks_received += o.rnr_naks_received;
+    duplicates_received += o.duplicates_received;
+    out_of_sequence += o.out_of_sequence;
+    return *this;
+  }
 };
 
 // Registered memory as its transport names it.
@@ -83,6 +96,9 @@ class Transport {
   // and stays untouched until kSent or the link's end. false: the send queue is full.
   virtual bool post_segment(LinkId link, uint64_t segment, const aggregation::SegmentHeader& header,
                             std::span<const uint8_t> payload, const MemoryRegion& source) = 0;
+  // One SEND of a control message, at most aggregation::kMessageBytesMax bytes, which are copied. false:
+  // there is no room now; or never, with a transport that has no use for it.
+  virtual bool post_message(LinkId, std::span<const uint8_t>) { return false; }
   // Moves the queue pair to the error state at once; kClosed follows once nothing is sent from or written to
   // memory any more. Says goodbye (DREQ) in the background.
   virtual void close(LinkId link) = 0;

@@ -150,6 +150,11 @@ bool VerbsEndpoint::post_segment(LinkId id, uint64_t segment, const aggregation:
   return link && link->post_segment(segment, header, payload, source.lkey);
 }
 
+bool VerbsEndpoint::post_message(LinkId id, std::span<const uint8_t> message) {
+  VerbsLink* link = find(id);
+  return link && link->post_message(message);
+}
+
 void VerbsEndpoint::close(LinkId id) {
   if (VerbsLink* link = find(id)) link->close(now_);
 }

@@ -40,6 +40,7 @@ class VerbsEndpoint final : public Endpoint, private Transport, private Registra
   void deregister_memory(const MemoryRegion& region) override;
   bool post_segment(LinkId link, uint64_t segment, const aggregation::SegmentHeader& header,
                     std::span<const uint8_t> payload, const MemoryRegion& source) override;
+  bool post_message(LinkId link, std::span<const uint8_t> message) override;
   void close(LinkId link) override;
   void poll(std::vector<Completion>& completions) override;
   LinkStats stats(LinkId link) const override;

@@ -186,7 +186,7 @@ bool VerbsLink::make_queue_pair(std::string& why) {
   inline_bytes_ = init.cap.max_inline_data;
 
   segments_.resize(sends_max());
-  memory_.resize(sends_max() * sizeof(SegmentHeader) + receives_max() * aggregation::kMessageBytesMax);
+  memory_.resize(receive_at(receives_max() + kMessagesMax));
   memory_region_.reset(ibv_reg_mr(device_.pd(), memory_.data(), memory_.size(), IBV_ACCESS_LOCAL_WRITE));
   why = "cannot register memory on " + device_.name() + ": " + system_text(errno) +
         " (raise the limit of locked memory, `ulimit -l`)";
@@ -282,9 +282,8 @@ void VerbsLink::on_rejected(const rdma_cm_event& event, Time now) {
 // --- work requests ---
 
 void VerbsLink::post_receive(uint32_t buffer) {
-  const uint64_t at = sends_max() * sizeof(SegmentHeader) + uint64_t{buffer} * aggregation::kMessageBytesMax;
-  ibv_sge piece{reinterpret_cast<uintptr_t>(memory_.data()) + at, aggregation::kMessageBytesMax,
-                memory_region_->lkey};
+  ibv_sge piece{reinterpret_cast<uintptr_t>(memory_.data()) + receive_at(buffer),
+                aggregation::kMessageBytesMax, memory_region_->lkey};
   ibv_recv_wr request{}, *bad;
   request.wr_id = WorkId{id_, Work::kReceive, buffer}.encode();
   request.sg_list = &piece;
@@ -330,6 +329,25 @@ bool VerbsLink::post_segment(uint64_t segment, const SegmentHeader& header, std:
   return true;
 }
 
+bool VerbsLink::post_message(std::span<const uint8_t> message) {
+  if (state_ != State::kConnected || sends_outstanding_ + 1 >= sends_max() ||
+      messages_posted_ - messages_sent_ >= kMessagesMax)
+    return false;
+  assert(message.size() <= aggregation::kMessageBytesMax);
+  uint8_t* kept = memory_.data() + message_at(messages_posted_);
+  std::memcpy(kept, message.data(), message.size());
+  ibv_sge piece{reinterpret_cast<uintptr_t>(kept), static_cast<uint32_t>(message.size()),
+                memory_region_->lkey};
+  ibv_send_wr request{};
+  request.wr_id = WorkId{id_, Work::kMessage, messages_posted_}.encode();
+  request.opcode = IBV_WR_SEND;
+  request.sg_list = &piece;
+  request.num_sge = 1;
+  if (!post(request)) return false;
+  messages_posted_++;
+  return true;
+}
+
 // A zero-length RDMA WRITE: any NIC acknowledges it, nothing is written.
 void VerbsLink::send_probe() {
   ibv_send_wr request{};
@@ -347,12 +365,14 @@ void VerbsLink::on_completion(const ibv_wc& wc, Time now) {
       Completion c = completion(Completion::Kind::kSent);
       c.segment = segments_[sent_++ % sends_max()];
       completions_.push_back(std::move(c));
+    } else if (id.work == Work::kMessage) {
+      messages_sent_++;
+      completions_.push_back(completion(Completion::Kind::kMessageSent));
     } else if (id.work == Work::kReceive) {
       Completion c =
           completion(wc.opcode == IBV_WC_RECV ? Completion::Kind::kMessage : Completion::Kind::kResult);
       if (wc.opcode == IBV_WC_RECV) {
-        const uint8_t* at =
-            memory_.data() + sends_max() * sizeof(SegmentHeader) + id.number * aggregation::kMessageBytesMax;
+        const uint8_t* at = memory_.data() + receive_at(id.number);
         c.message.assign(at, at + std::min<uint32_t>(wc.byte_len, aggregation::kMessageBytesMax));
       } else {
         c.immediate = ntohl(wc.imm_data);

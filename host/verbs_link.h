@@ -17,7 +17,7 @@ namespace millrace::host {
 class VerbsLink {
  public:
   // What a work request's id says: the link, the kind, and for sends which one.
-  enum class Work : uint8_t { kSegment, kProbe, kReceive };
+  enum class Work : uint8_t { kSegment, kProbe, kReceive, kMessage };
   struct WorkId {
     LinkId link;
     Work work;
@@ -45,6 +45,7 @@ class VerbsLink {
 
   bool post_segment(uint64_t segment, const aggregation::SegmentHeader& header,
                     std::span<const uint8_t> payload, uint32_t lkey);
+  bool post_message(std::span<const uint8_t> message);
   void close(Time now);
   // The device is gone: nothing is waited for any more.
   void detach(Time now);
@@ -80,6 +81,12 @@ class VerbsLink {
   std::string switch_name() const;
   uint32_t sends_max() const { return 2u * request_.window + 2; }
   uint32_t receives_max() const { return request_.window + 3u; }
+  static constexpr uint32_t kMessagesMax = 4;  // control messages in flight
+  // Where things are in memory_.
+  uint64_t receive_at(uint64_t buffer) const {
+    return sends_max() * sizeof(aggregation::SegmentHeader) + buffer * aggregation::kMessageBytesMax;
+  }
+  uint64_t message_at(uint64_t number) const { return receive_at(receives_max() + number % kMessagesMax); }
 
   const LinkId id_;
   ConnectRequest request_;
@@ -90,11 +97,12 @@ class VerbsLink {
   VerbsPtr<ibv_qp, ibv_destroy_qp> qp_;
   uint32_t completions_reserved_ = 0, inline_bytes_ = 0;
 
-  // One registration: headers of segments in flight, a ring, then receive buffers.
+  // One registration: headers of segments in flight, a ring, then receive buffers, then control messages.
   std::vector<uint8_t> memory_;
   VerbsPtr<ibv_mr, ibv_dereg_mr> memory_region_;
   std::vector<uint64_t> segments_;  // by place in the header ring
   uint64_t posted_ = 0, sent_ = 0;  // segments
+  uint64_t messages_posted_ = 0, messages_sent_ = 0;
   uint32_t sends_outstanding_ = 0, receives_outstanding_ = 0;
 
   bool established_ = false;  // a DREQ is owed

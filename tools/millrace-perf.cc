@@ -111,6 +111,7 @@ class Benchmark {
     config.stripes = o_.stripes;
     config.tenant = o_.tenant;
     config.secret = o_.secret.empty() ? nullptr : o_.secret.c_str();
+    config.combine = o_.combine.c_str();
     mr_comm* comm;
     require(mr_comm_create(context, &config, &comm));
     comm_.reset(comm);
@@ -184,6 +185,8 @@ void Benchmark::print_start() {
            {"transport", transport},
            {"path", info.path},
            {"memory", info.memory},
+           {"combining", group.combining},
+           {"combined_ranks", group.combined_ranks},
            {"stripes", std::max(1, o_.stripes)},
            {"path_mtu", group.path_mtu},
            {"segment_bytes", group.segment_bytes},
@@ -203,6 +206,9 @@ void Benchmark::print_start() {
   if (group.path_mtu != 0)
     std::printf(", path MTU %u, %u segments of %u B outstanding per stripe", group.path_mtu, group.window,
                 group.segment_bytes);
+  std::printf("\n# ranks of one host combine before the network: %s", group.combining);
+  if (group.combined_ranks != 0)
+    std::printf("; here %u, through rank %d", group.combined_ranks, group.combining_rank);
   std::printf("\n");
   std::printf("# %d warm-up and %d timed iterations, %d in flight, %s\n#\n", o_.warmups, o_.iterations,
               o_.inflight,

@@ -315,6 +315,12 @@ Options parse_options(int argc, const char* const* argv) {
                  "network interface, or RDMA device (the interface that routes to the switch)")
       ->envname("MILLRACE_DEVICE");
   app.add_option("--stripes", o.stripes, "queue pairs to the switch (1)")->check(CLI::Range(1, 16));
+  app.add_option(
+         "--combine", o.combine,
+         "on: with the other ranks of this host, through shared memory, before the network; off; auto: "
+         "on where a launcher says that there are several (auto)")
+      ->envname("MILLRACE_COMBINE")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
   app.add_option("--tenant", o.tenant, "tenant number (0)");
   app.add_option("--secret-file", secret_file, "file with the tenant's secret");
 

@@ -33,6 +33,7 @@ struct Options {
   bool registered = true;  // buffers by mr_register, else by the library as it needs them
   std::array<uint8_t, 16> key{};
   uint32_t tenant = 0;
+  std::string combine = "auto";  // with the other ranks of this host
   std::string secret;
 
   std::string json;  // file, "-": standard output; empty: none

@@ -28,9 +28,10 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"tests", {"roce", "aggregation", "buffering", "switch", "shell", "host", "tools"}},
 };
 // Of aggregation, hosts see what both sides share and not the switch's engine.
-const std::set<std::string> kSharedAggregation = {"aggregation/protocol.h", "aggregation/datatype.h",
-                                                  "aggregation/reduce.h", "aggregation/collective.h",
-                                                  "aggregation/bfp.h"};
+const std::set<std::string> kSharedAggregation = {"aggregation/protocol.h",    "aggregation/datatype.h",
+                                                  "aggregation/reduce.h",      "aggregation/collective.h",
+                                                  "aggregation/bfp.h",         "aggregation/ranks.h",
+                                                  "aggregation/disagreement.h"};
 
 TEST(Architecture, RoomsIncludeOnlyWhatTheirArrowsAllow) {
   const fs::path root = MILLRACE_SOURCE_ROOT;
