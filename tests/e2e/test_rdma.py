@@ -236,6 +236,9 @@ class Ends(RdmaTest):
 
     def test_memberships_by_the_thousand_leave_nothing(self):
         # Bar 5: two ranks on one guest, one group in ten left with the wire cut, so that no DREQ arrives.
+        # A group whose members vanish is there for peer_dead, 5 s: on a fast machine, more at a time than usually fit.
+        self.restart(frames={"count": 32768}, aggregation={"memory_limit": "100MiB"}, eal=["--no-huge", "-m", "512"])
+        self.addCleanup(self.restart)
         cycles = 1000
         before = self.lab.counters()
         process = self.probe("cycles", 1, "cycles", "--cycles", cycles, "--cut-every", 10, "--directory",
