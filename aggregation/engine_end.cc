@@ -1,6 +1,7 @@
 // How groups end: breaches, disagreement, lost members, departures, and what is freed when.
 #include <algorithm>
 
+#include "aggregation/disagreement.h"
 #include "aggregation/engine_impl.h"
 
 namespace millrace::aggregation {
@@ -14,31 +15,6 @@ namespace {
 constexpr Time kJudgeAfter = milliseconds(500);
 // Results and terminal messages stay retransmittable for so long after a failure.
 constexpr Time kGoneAfter = seconds(2);
-
-struct Field {
-  const char* name;
-  std::string (*text)(const SegmentHeader&);
-};
-constexpr Field kFields[] = {
-    {"collective",
-     [](const SegmentHeader& h) { return std::string(name(static_cast<Collective>(h.collective))); }},
-    {"operator", [](const SegmentHeader& h) { return std::string(name(static_cast<ReduceOp>(h.op))); }},
-    {"datatype", [](const SegmentHeader& h) { return std::string(name(static_cast<DataType>(h.type))); }},
-    {"wire type",
-     [](const SegmentHeader& h) { return std::string(name(static_cast<DataType>(h.wire_type))); }},
-    {"order of ranks",
-     [](const SegmentHeader& h) { return std::string(h.flags & kFlagDeterministic ? "fixed" : "any"); }},
-    {"root", [](const SegmentHeader& h) { return std::to_string(h.root.value()); }},
-    {"operation", [](const SegmentHeader& h) { return std::to_string(h.operation.value()); }},
-    {"total", [](const SegmentHeader& h) { return std::to_string(h.total.value()) + " B"; }},
-    {"offset", [](const SegmentHeader& h) { return std::to_string(h.offset.value()); }},
-    {"length", [](const SegmentHeader& h) { return std::to_string(h.length.value()); }},
-};
-
-bool same(const SegmentHeader& a, const SegmentHeader& b) {
-  return std::all_of(std::begin(kFields), std::end(kFields),
-                     [&](const Field& f) { return f.text(a) == f.text(b); });
-}
 
 std::string list(const std::vector<uint16_t>& ranks) {
   std::string s = ranks.size() == 1 ? "rank " : "ranks ";
@@ -215,47 +191,14 @@ void Engine::Impl::disagree(Link& link, uint64_t segment, Time now) {
 
 void Engine::Impl::resolve_disagreement(Group& g, Time now) {
   const SegmentSlot& slot = g.stripe[g.disagree_stripe].slots.slot(g.disagree_segment);
-  // Camps of equal headers, in the order of their first seat.
-  struct Camp {
-    const SegmentHeader* header;
-    std::vector<uint16_t> ranks;
-  };
-  std::vector<Camp> camps;
+  std::vector<std::pair<uint16_t, SegmentHeader>> headers;
   for (size_t seat = 0; seat < slot.present.size(); seat++) {
     if (!slot.present[seat] || !g.members[seat]) continue;
-    const SegmentHeader& h = slot.header[seat];
-    auto camp = std::find_if(camps.begin(), camps.end(), [&](const Camp& c) { return same(*c.header, h); });
-    if (camp == camps.end()) camp = camps.insert(camps.end(), Camp{&h, {}});
-    const auto more = g.members[seat]->ranks.ranks();
-    camp->ranks.insert(camp->ranks.end(), more.begin(), more.end());
+    for (const uint16_t r : g.members[seat]->ranks.ranks()) headers.push_back({r, slot.header[seat]});
   }
-  size_t largest = 0, of_that_size = 0;
-  for (const Camp& c : camps) largest = std::max(largest, c.ranks.size());
-  for (const Camp& c : camps) of_that_size += c.ranks.size() == largest;
-  const bool majority = of_that_size == 1;
-  const Camp& reference =
-      *std::find_if(camps.begin(), camps.end(), [&](auto& c) { return c.ranks.size() == largest; });
-
-  std::vector<uint16_t> ranks;
-  std::string text =
-      "the ranks disagree about operation " + std::to_string(reference.header->operation.value()) + ":";
-  const char* separator = " ";
-  for (const Camp& c : camps) {
-    if (&c == &reference) {
-      if (!majority) ranks.insert(ranks.end(), c.ranks.begin(), c.ranks.end());
-      continue;
-    }
-    ranks.insert(ranks.end(), c.ranks.begin(), c.ranks.end());
-    for (const Field& f : kFields) {
-      const std::string here = f.text(*c.header), there = f.text(*reference.header);
-      if (here == there) continue;
-      text += separator + list(c.ranks) + " " + f.name + " " + here + ", " +
-              (majority ? "the others " : list(reference.ranks) + " ") + there;
-      separator = "; ";
-    }
-  }
-  std::sort(ranks.begin(), ranks.end());
-  fail(g, Code::kMismatch, std::move(ranks), text, now);
+  std::stable_sort(headers.begin(), headers.end(), [](auto& a, auto& b) { return a.first < b.first; });
+  Disagreement d = judge(headers);
+  fail(g, Code::kMismatch, std::move(d.ranks), d.text, now);
 }
 
 // Destroys the groups that have ended: their frames go back to the pool, their memory to the quota.

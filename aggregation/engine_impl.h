@@ -81,6 +81,8 @@ struct Engine::Impl {
   Group* admit_child(Group* group, const JoinRequest& join, const IpAddress& from, Time now, FrameList& out);
   void settle_contested(Time now, FrameList& out);
   void settle_waiting(Time now, FrameList& out);
+  static uint64_t link_memory(uint32_t requests);
+  uint32_t uplink_requests(uint16_t world) const;
   uint64_t memory_needed(uint16_t world, uint8_t stripes) const;
   std::optional<std::string> over_quota(uint32_t tenant, uint64_t more) const;
   bool ever_fits(const JoinRequest& join) const;

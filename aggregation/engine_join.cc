@@ -26,12 +26,21 @@ std::string mebibytes(uint64_t bytes) {
 
 }  // namespace
 
+uint64_t Engine::Impl::link_memory(uint32_t requests) {
+  return sizeof(Link) + roce::RcRequester::bytes(requests);
+}
+
+// All partials of the segments in the window, where ranks are not too scattered, and messages.
+uint32_t Engine::Impl::uplink_requests(uint16_t world) const {
+  return config.window * std::min<uint32_t>(world, 256) + 64;
+}
+
 uint64_t Engine::Impl::memory_needed(uint16_t world, uint8_t stripes) const {
   const uint32_t chunks = chunks_per_segment();
   // 2 × window segments of frames per stripe: those that gather, and those whose results are not
   // acknowledged.
   const uint64_t frames = uint64_t{2} * config.window * chunks * (config.mtu + kFrameOverhead);
-  const uint64_t link = sizeof(Link) + roce::RcRequester::bytes(requests_per_link());
+  const uint64_t link = link_memory(requests_per_link());
   return stripes * (frames + SlotRing::bytes(config.window, chunks, world, config.mtu) + world * link);
 }
 
@@ -191,7 +200,8 @@ Group* Engine::Impl::form(const GroupKey& key, const JoinRequest& j, Time now, J
                std::to_string(config.groups_max) + " groups exist already, no more are allowed"};
     return nullptr;
   }
-  const uint64_t needed = memory_needed(j.world, j.stripes);
+  const uint64_t needed = memory_needed(j.world, j.stripes) +
+                          (config.parent ? j.stripes * link_memory(uplink_requests(j.world)) : 0);
   if (const auto full = over_quota(j.tenant, needed)) {
     refusal = {Code::kQuota, 0, *full + " used, this group needs " + mebibytes(needed)};
     return nullptr;
@@ -288,6 +298,16 @@ void Engine::Impl::admit(const roce::CmEvent& request, const JoinRequest& j, Tim
       return cm.mra(request.id, kWaitTime, now, out);
     }
     if (g == nullptr) return refuse(request.id, refusal, now, out);
+  }
+  if (j.child) {
+    // Hosts' connections are in the group's memory from the start.
+    const uint64_t needed = link_memory(requests_per_link());
+    if (const auto full = over_quota(j.tenant, needed))
+      return refuse(request.id,
+                    {Code::kQuota, 0, *full + " used, another connection needs " + mebibytes(needed)}, now,
+                    out);
+    g->memory += needed;
+    memory += needed;
   }
   if (m == nullptr) {
     auto member = std::make_unique<Member>();

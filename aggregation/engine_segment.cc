@@ -1,7 +1,7 @@
 // The data path of the engine: a request packet of a member becomes a contribution, the last one a result.
 #include <algorithm>
-#include <bit>
 
+#include "aggregation/disagreement.h"
 #include "aggregation/engine_impl.h"
 #include "roce/icrc.h"
 
@@ -11,14 +11,6 @@ namespace {
 
 // The RNR NAK timer code of a breached window: 0.64 ms.
 constexpr uint8_t kRnrTimerCode = 12;
-
-// What members must agree on.
-bool agree(const SegmentHeader& a, const SegmentHeader& b) {
-  constexpr uint8_t shared_flags = static_cast<uint8_t>(~kFlagsOfMember);
-  return a.collective == b.collective && a.op == b.op && a.type == b.type && a.wire_type == b.wire_type &&
-         ((a.flags ^ b.flags) & shared_flags) == 0 && a.root == b.root && a.operation == b.operation &&
-         a.total == b.total && a.offset == b.offset && a.length == b.length;
-}
 
 // Whether the contributions to a segment are reduced in the order of ranks, and not as they come.
 bool in_order_of_ranks(const SegmentHeader& h) {
@@ -262,7 +254,7 @@ void Engine::Impl::reduce_held(const Group& g, SlotRing& slots, SegmentSlot& slo
 
 void Engine::Impl::sum_in_place(const SegmentSlot& slot, std::span<Held> ranks) {
   if (ranks.size() == 1) return;
-  const size_t left = std::bit_ceil(ranks.size()) / 2;
+  const size_t left = left_of(static_cast<uint32_t>(ranks.size()));
   sum_in_place(slot, ranks.first(left));
   sum_in_place(slot, ranks.subspan(left));
   slot.reducer.accumulate(ranks[0].data.data(), ranks[left].data.data(), ranks[0].data.size());
@@ -272,7 +264,7 @@ void Engine::Impl::sum_wide(const SegmentSlot& slot, std::span<Held> ranks, size
   if (scratch.size() <= level) scratch.resize(level + 1, std::vector<float>(config.mtu));
   const std::span<uint8_t> first = ranks[0].data;
   if (ranks.size() == 1) return slot.reducer.widen(scratch[level].data(), first.data(), first.size());
-  const size_t left = std::bit_ceil(ranks.size()) / 2;
+  const size_t left = left_of(static_cast<uint32_t>(ranks.size()));
   sum_wide(slot, ranks.first(left), level);
   if (ranks.size() == left + 1)
     return slot.reducer.accumulate_wide(scratch[level].data(), ranks[left].data.data(), first.size());

@@ -86,8 +86,7 @@ void Engine::Impl::handle_up_event(Group& g, uint8_t stripe, const roce::CmEvent
   }
   up.group = reply->group;
   roce::QueuePairConfig qc = qp_config(e.path, attempt.qpn, attempt.first_psn, e.remote);
-  // All partials of the segments in the window, and messages.
-  qc.requester.requests_max = config.window * std::min<uint32_t>(g.world, 256) + 64;
+  qc.requester.requests_max = uplink_requests(g.world);
   up.member.links[stripe] = make_link(qc, g, up.member, stripe, e.id, now);
   cm.confirm(e.id, now, out);
   up.member.links[stripe]->established = true;

@@ -152,6 +152,7 @@ CommunicatorConfig checked(const mr_comm_config& c) {
   if (c.secret != nullptr) config.secret = c.secret;
   if (c.connect_timeout_ms) config.connect_timeout = std::chrono::milliseconds(c.connect_timeout_ms);
   if (c.join_timeout_ms) config.join_timeout = std::chrono::milliseconds(c.join_timeout_ms);
+  config.wait = c.wait != 0;
   if (c.switch_address != nullptr)
     parse_switch_address(c.switch_address, config);
   else if (c.size > 1)

@@ -47,7 +47,8 @@ void Hub::Impl::connect(uint8_t stripe, uint32_t mtu) {
   r.secret = c.secret;
   r.mtu = mtu;
   r.window = kWindowMax;
-  r.connect_timeout = c.connect_timeout;
+  r.join.wait = c.wait;
+  r.connect_timeout = c.wait ? c.join_timeout : c.connect_timeout;
   stripes[stripe].link = up.connect(r);
 }
 

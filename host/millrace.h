@@ -93,6 +93,8 @@ typedef struct mr_comm_config {
                           memory, so that one contribution crosses the host's link; "off"; "auto": on where a
                           launcher's environment says that several ranks are here (Open MPI, MPICH, Slurm,
                           torchrun); NULL: MILLRACE_COMBINE, else auto */
+  int wait; /* 1: where the switch has no memory left, the join waits for it, in turn and as long as the switch's
+               join time-out, instead of being refused */
 } mr_comm_config;
 
 typedef struct mr_request_info {

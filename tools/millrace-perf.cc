@@ -112,6 +112,7 @@ class Benchmark {
     config.tenant = o_.tenant;
     config.secret = o_.secret.empty() ? nullptr : o_.secret.c_str();
     config.combine = o_.combine.c_str();
+    config.wait = o_.wait;
     mr_comm* comm;
     require(mr_comm_create(context, &config, &comm));
     comm_.reset(comm);

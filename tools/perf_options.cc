@@ -321,6 +321,7 @@ Options parse_options(int argc, const char* const* argv) {
          "on where a launcher says that there are several (auto)")
       ->envname("MILLRACE_COMBINE")
       ->check(CLI::IsMember({"auto", "on", "off"}));
+  app.add_flag("--wait", o.wait, "wait where the switch has no memory left, instead of being refused");
   app.add_option("--tenant", o.tenant, "tenant number (0)");
   app.add_option("--secret-file", secret_file, "file with the tenant's secret");
 

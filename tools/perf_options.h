@@ -34,6 +34,7 @@ struct Options {
   std::array<uint8_t, 16> key{};
   uint32_t tenant = 0;
   std::string combine = "auto";  // with the other ranks of this host
+  bool wait = false;             // for the switch's memory
   std::string secret;
 
   std::string json;  // file, "-": standard output; empty: none
