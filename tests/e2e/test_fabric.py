@@ -375,7 +375,7 @@ class Fabric(e2e.LabTest):
     def test_nothing_is_changed(self):
         # Here the kernel judges, at the far side of the switch's ports, and not what the switch says that it sent.
         files = {host: os.path.join(self.folder, f"sw{host}.pcap") for host in (1, 2)}
-        dumps = [self.lab.start(f"tcpdump{host}", ["tcpdump", "-i", f"sw{host}", "-w", file, "-B", 64 * KIB,
+        dumps = [self.lab.start(f"tcpdump{host}", ["tcpdump", "-i", f"sw{host}", "-U", "-w", file, "-B", 64 * KIB,
                                                    "-Z", "root", "udp port 4791"], host=0)
                  for host, file in files.items()]
         for dump in dumps:
@@ -388,6 +388,10 @@ class Fabric(e2e.LabTest):
             self.cmatose(cmatose("udaddy", 10, 1000), version, None)
             self.cmatose(cmatose("ucmatose", 10, 9000), version, 4096)
             self.rping(version, self.server_address(version))
+        # What tcpdump has not read when it is told to end is in no file.
+        sizes = [None] * 100
+        self.wait_for(lambda: sizes.append([os.path.getsize(file) for file in files.values()])
+                      or all(size == sizes[-1] for size in sizes[-100:]), 60, "the end of tcpdump's files")
         for dump in dumps:
             dump.signal(2)
             self.assertEqual(dump.wait(20), 0, dump.stderr())
