@@ -123,6 +123,9 @@ void Engine::Impl::evict(Member& m, Time now, FrameList& out) {
     if (!l) continue;
     detach(*l, {Code::kMemberLost, 0, describe(m) + " did not answer while the group was forming"}, now, out);
     g.links--;
+    if (m.kind != Member::Kind::kChild) continue;
+    g.memory -= link_memory(requests_per_link());
+    memory -= link_memory(requests_per_link());
   }
   if (m.here)
     for (const uint16_t r : m.ranks.ranks()) g.here.erase(r);

@@ -331,50 +331,70 @@ TEST(Tree, DisagreementIsJudgedAcrossLeaves) {
   }
 }
 
+// The first `ranks` of `world` join behind two leaves in turn, and all of them fail with these words.
+void expect_refused(Fabric& fabric, uint16_t ranks, uint16_t world, const std::string& words) {
+  std::vector<Communicator*> comms;
+  for (uint16_t r = 0; r < ranks; r++) {
+    host::CommunicatorConfig c;
+    c.rank = r, c.world = world;
+    c.switch_address = fabric.address(r % 2, false);
+    c.mtu = 256;
+    comms.push_back(&fabric.host(r).join(c));
+  }
+  auto failed = [](Communicator* c) { return c->state() == Communicator::State::kFailed; };
+  ASSERT_TRUE(
+      fabric.network().run([&] { return std::all_of(comms.begin(), comms.end(), failed); }, seconds(20)));
+  for (Communicator* c : comms) EXPECT_NE(c->text().find(words), std::string::npos) << c->text();
+}
+
 TEST(Tree, WhoIsMissingIsSaidByTheRoot) {
   FabricConfig f = fabric_of({8, 2, 1, false, false});
   f.engine.join_timeout = seconds(3);
   Fabric fabric(f);
-  std::vector<Communicator*> comms;
-  for (uint16_t r = 0; r < 6; r++) {
-    host::CommunicatorConfig c;
-    c.rank = r, c.world = 8;
-    c.switch_address = fabric.address(r % 2, false);
-    c.mtu = 256;
-    comms.push_back(&fabric.host(r).join(c));
-  }
-  ASSERT_TRUE(fabric.network().run(
-      [&] {
-        return std::all_of(comms.begin(), comms.end(),
-                           [](Communicator* c) { return c->state() == Communicator::State::kFailed; });
-      },
-      seconds(20)));
-  for (Communicator* c : comms)
-    EXPECT_NE(c->text().find("ranks missing after the join time-out of 3 s: 6, 7"), std::string::npos)
-        << c->text();
+  expect_refused(fabric, 6, 8, "ranks missing after the join time-out of 3 s: 6, 7");
 }
 
 TEST(Tree, TheParentsRefusalIsPassedOn) {
+  Fabric fabric(fabric_of({4, 2, 1, false, false}));
+  fabric.at(2).act([](switching::Pipeline& p, Time now, FrameList& out) { p.shutdown(now, out); });
+  expect_refused(fabric, 4, 4, "the parent switch 10.88.0.1: the switch is shutting down");
+}
+
+// A child that begins anew takes the place of what it was; its connections are accounted for once.
+TEST(Tree, ALeafThatIsRestartedWhileAGroupFormsTakesItsPlace) {
   FabricConfig f = fabric_of({4, 2, 1, false, false});
   Fabric fabric(f);
-  fabric.at(2).act([](switching::Pipeline& p, Time now, FrameList& out) { p.shutdown(now, out); });
-  std::vector<Communicator*> comms;
-  for (uint16_t r = 0; r < 4; r++) {
+  auto join = [&](uint16_t r) {
     host::CommunicatorConfig c;
     c.rank = r, c.world = 4;
     c.switch_address = fabric.address(r % 2, false);
     c.mtu = 256;
-    comms.push_back(&fabric.host(r).join(c));
-  }
+    return &fabric.host(r).join(c);
+  };
+  join(0);
+  join(1);  // behind the leaf that is restarted
+  auto& spine = fabric.at(2).pipeline().engine();
+  auto ranks_at_spine = [&] {
+    std::set<std::string> all;
+    for (const auto& g : spine.groups(fabric.now()))
+      for (const auto& m : g.members) all.insert(m.ranks);
+    return all;
+  };
   ASSERT_TRUE(fabric.network().run(
       [&] {
-        return std::all_of(comms.begin(), comms.end(),
-                           [](Communicator* c) { return c->state() == Communicator::State::kFailed; });
+        return ranks_at_spine() == std::set<std::string>{"rank 0", "rank 1"};
+      },
+      seconds(5)));
+  const uint64_t memory = spine.memory_reserved();
+  fabric.restart_switch(1, false);
+  fabric.host(1).restart(7);
+  join(3);
+  ASSERT_TRUE(fabric.network().run(
+      [&] {
+        return ranks_at_spine() == std::set<std::string>{"rank 0", "rank 3"};
       },
       seconds(20)));
-  for (Communicator* c : comms)
-    EXPECT_NE(c->text().find("the parent switch 10.88.0.1: the switch is shutting down"), std::string::npos)
-        << c->text();
+  EXPECT_EQ(spine.memory_reserved(), memory);
 }
 
 }  // namespace
