@@ -320,7 +320,7 @@ void Engine::Impl::admit(const roce::CmEvent& request, const JoinRequest& j, Tim
       m->seat = static_cast<uint32_t>(g->members.size());
       g->members.push_back(std::move(member));
     } else {
-      m->seat = j.rank;
+      m->seat = m->rank = j.rank;
       m->ranks.insert(j.rank);
       g->members[j.rank] = std::move(member);
     }

@@ -198,7 +198,7 @@ void Engine::Impl::contribute(Link& link, Frame frame, std::span<uint8_t> data) 
     counters.contribution_bytes += data.size();
     const bool complete = ++chunk.contributions == slot.shape.contributors();
     if (slot.hold) {
-      slots.held(link.segment, link.packet, link.member->ranks.first()) = {FrameRef(frame.buffer()), data};
+      slots.held(link.segment, link.packet, link.member->rank) = {FrameRef(frame.buffer()), data};
       if (complete) reduce_held(g, slots, slot, link.packet);
     } else {
       if (chunk.contributions == 1) chunk.sum = {FrameRef(frame.buffer()), data};
@@ -297,7 +297,8 @@ void Engine::Impl::post_chunk(Group& g, uint8_t stripe, SegmentSlot& slot, uint3
   for (auto& member : g.members) {
     if (!member) continue;
     // What of this chunk the member receives; the last one tells it in any case.
-    const SegmentShape::Range all = slot.shape.receives(member->ranks);
+    const SegmentShape::Range all =
+        member->host() ? slot.shape.receives(member->rank) : slot.shape.receives(member->ranks);
     const uint32_t from = std::max(all.begin, begin), to = std::max(from, std::min(all.end, end));
     if (from == to && !last) continue;
     const SegmentHeader& h = slot.header[member->seat];

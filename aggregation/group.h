@@ -47,7 +47,8 @@ struct Member {
   enum class Kind : uint8_t { kHost, kChild, kParent };
   Kind kind = Kind::kHost;
   uint32_t seat = 0;  // its place in Group::members; a host's is its rank
-  RankSet ranks;      // that it stands for; of a host one
+  uint16_t rank = 0;  // a host's
+  RankSet ranks;      // that it stands for; of a host that one
   uint64_t nonce = 0;
   IpAddress address;
   std::vector<std::unique_ptr<Link>> links;  // by stripe; nullptr until joined
