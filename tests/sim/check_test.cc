@@ -83,7 +83,7 @@ class WireStream : public testing::Test {
     Violations v;
     WireCheck w(v);
     for (const Event& e : events) e.arrives ? w.arrived(e.at, e.bytes) : w.sent(e.at, e.bytes, e.from_switch);
-    w.finish(events.back().at, false);
+    w.finish(events.back().at, false, false);
     std::string all;
     for (const std::string& t : v.texts()) all += t + "\n";
     return all;

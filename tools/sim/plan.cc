@@ -247,7 +247,12 @@ class Drawer {
           add(below(2) ? FaultKind::kLocalAbort : FaultKind::kLeave, at, Time{}, group, rank);
           break;
         case 16:
-          if (plan_.groups[group].world > 1) add(FaultKind::kMismatch, Time{}, Time{}, group, rank);
+          // One rank of a group: two could disagree with the others in the same way, and be all there are.
+          if (plan_.groups[group].world > 1 &&
+              std::none_of(plan_.faults.begin(), plan_.faults.end(), [&](const Fault& x) {
+                return x.kind == FaultKind::kMismatch && x.target == group;
+              }))
+            add(FaultKind::kMismatch, Time{}, Time{}, group, rank);
           break;
         case 17:
           add(FaultKind::kStraggler, Time{}, milliseconds(between(1100, 1700)), group, rank);

@@ -399,7 +399,8 @@ void Swarm::epilogue() {
     books_.left(now_ns(), "host " + std::to_string(h) + " connections", !fabric_.host(h).nic().idle());
   judges_.memory.sweep(now_ns());
   judges_.outcome.finish(now_ns());
-  wire_.finish(now_ns(), plan_.has[static_cast<size_t>(FaultKind::kFewFrames)]);
+  wire_.finish(now_ns(), plan_.has[static_cast<size_t>(FaultKind::kFewFrames)],
+               plan_.has[static_cast<size_t>(FaultKind::kMarking)]);
 }
 
 RunResult Swarm::result() {

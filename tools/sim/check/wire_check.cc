@@ -12,6 +12,8 @@ namespace {
 
 constexpr size_t kMadHeader = 24;
 constexpr int64_t kTerminalTurn_ns = 1000000;  // in which a terminal message must go down every queue pair
+// The same where CNPs keep packets back until what is under way is acknowledged, perhaps sent again.
+constexpr int64_t kCongestedTurn_ns = 1000000000;
 
 uint32_t distance(uint32_t psn, uint32_t from) { return (psn - from) & 0xFFFFFF; }
 
@@ -278,6 +280,7 @@ void WireCheck::segment(int64_t at_ns, const WirePacket& p, Stream& s) {
   Connection& c = *s.connection;
   if (c.child && p.payload.size() >= 20 && be16(p.payload.data()) == 0x4D52 && p.payload[3] & 0x80) {
     if (p.payload[3] == 0x82) members(c, p.payload);
+    c.has_ended |= p.payload[3] == 0x81;
     return;
   }
   counts_.segments++;
@@ -471,16 +474,18 @@ void WireCheck::arrived(int64_t, std::span<const uint8_t> frame) {
   if (p.with_immediate()) s->results_arrived++;
 }
 
-void WireCheck::finish(int64_t at_ns, bool blocked) {
+void WireCheck::finish(int64_t at_ns, bool blocked, bool congestion) {
   if (blocked) return;
+  const int64_t turn_ns = congestion ? kCongestedTurn_ns : kTerminalTurn_ns;
   for (const auto& c : connections_)
     if (c->mark_ignored)
       violations_.add("wire", at_ns, "a packet marked by congestion drew no CNP for " + name(*c));
   for (const auto& [key, g] : groups_) {
     if (g.terminal_at == INT64_MAX) continue;
     for (const Connection* c : g.members) {
-      if (c->goodbye_at <= g.terminal_at) continue;
-      if (!c->terminal || c->terminal_at > g.terminal_at + kTerminalTurn_ns)
+      // Whoever has said so itself need not be told.
+      if (c->goodbye_at <= g.terminal_at || c->has_ended) continue;
+      if (!c->terminal || c->terminal_at > g.terminal_at + turn_ns)
         violations_.add("wire", at_ns,
                         g.name + " ended at " + std::to_string(g.terminal_at) +
                             " ns, but no terminal message went to " + name(*c));

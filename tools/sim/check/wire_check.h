@@ -42,7 +42,8 @@ class WireCheck {
   void expect_trees() { trees_ = true; }
   // At the end of a run. Judges terminal messages and CNPs unless `blocked`: frames were so few that the
   // former may have had to wait and the latter could not be made.
-  void finish(int64_t at_ns, bool blocked);
+  // With `congestion`, it may have had to wait for the acknowledgement of what was under way.
+  void finish(int64_t at_ns, bool blocked, bool congestion);
   const WireCounts& counts() const { return counts_; }
 
  private:
@@ -95,6 +96,7 @@ class WireCheck {
     uint32_t host_qpn = 0, switch_qpn = 0, host_comm_id = 0, switch_comm_id = 0;
     uint16_t rank = 0;
     bool child = false;        // a switch, which stands for several ranks
+    bool has_ended = false;    // it has sent a terminal message itself
     std::set<uint32_t> ranks;  // that it stands for
     uint64_t nonce = 0;
     uint8_t stripe = 0;
