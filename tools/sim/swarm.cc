@@ -104,6 +104,7 @@ class Swarm final : private Observer {
 
   const Plan& plan_;
   std::map<uint16_t, Time> crashed_at_;  // by host: the last time
+  Time switch_back_at_{-1};              // the last time that one was restarted, or went on after long
   const Dump& dump_;
   Judges judges_;
   Fabric fabric_;
@@ -250,6 +251,7 @@ void Swarm::inject(const Fault& f) {
     case FaultKind::kSwitchRestart:
     case FaultKind::kSwitchNewMac:
       excuse_switch(sw);
+      switch_back_at_ = n.now();
       return fabric_.restart_switch(sw, f.kind == FaultKind::kSwitchNewMac);
     case FaultKind::kOutage:
       excuse_host(host);
@@ -271,6 +273,7 @@ void Swarm::inject(const Fault& f) {
                      f.kind == FaultKind::kClockStop || f.kind == FaultKind::kLongClockStop);
     case FaultKind::kLongSwitchStall:
       excuse_switch(sw);
+      switch_back_at_ = std::max(switch_back_at_, until);
       return n.stall(fabric_.at(sw), until, f.rank == 1);
     case FaultKind::kSwitchStall:
     case FaultKind::kSwitchClockStop:
@@ -363,6 +366,11 @@ void Swarm::final_round() {
   // lose it.
   for (const auto& [host, at] : crashed_at_)
     if (n.now() - at < plan_.fabric.engine.peer_dead + seconds(2)) excuse_host(host);
+  // So may a switch hold what its children have forgotten.
+  if (switch_back_at_ >= Time{} && n.now() - switch_back_at_ < plan_.fabric.engine.peer_dead + seconds(2))
+    for (const GroupPlan& g : plan_.groups)
+      if (g.tree)
+        judges_.outcome.excuse(g.number, {check::kMemberLost, check::kUnreachable, check::kLate}, {});
   for (auto& g : groups_) {
     if (g->plan->refused) continue;
     g->generation++;
