@@ -47,11 +47,12 @@ Disagreement judge(const std::vector<std::pair<uint16_t, SegmentHeader>>& header
     std::vector<uint16_t> ranks;
   };
   std::vector<Camp> camps;  // of equal headers, in the order of their first rank
-  for (const auto& [rank, header] : headers) {
+  for (const auto& member : headers) {
+    const SegmentHeader& header = member.second;
     auto camp =
         std::find_if(camps.begin(), camps.end(), [&](const Camp& c) { return agree(*c.header, header); });
     if (camp == camps.end()) camp = camps.insert(camps.end(), Camp{&header, {}});
-    camp->ranks.push_back(rank);
+    camp->ranks.push_back(member.first);
   }
   size_t largest = 0, of_that_size = 0;
   for (const Camp& c : camps) largest = std::max(largest, c.ranks.size());
