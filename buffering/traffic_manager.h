@@ -116,7 +116,7 @@ class TrafficManager {
     FrameList frames;
     int64_t deficit = 0;
     Time paused_until{};
-    Time stuck{}, calm{};  // for how long the watchdog has seen it paused, or not
+    Time stuck_since = kNever, calm_since = kNever;  // as the watchdog has seen it
     uint64_t sent_seen = 0;
     bool storm = false;
     QueueCounters counters;
