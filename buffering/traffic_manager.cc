@@ -399,15 +399,16 @@ void TrafficManager::watch(Time now, FrameList& out) noexcept {
   next_watch_ = any ? now + interval : kNever;
 }
 
-void TrafficManager::set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept {
+bool TrafficManager::set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept {
   PortState& p = ports_[port];
-  if (p.up == up) return;
+  if (p.up == up) return false;
   p.up = up;
   if (!up)
     for (uint8_t q = 0; q < kClasses; q++) empty_queue(p, port, q, QueueDrop::kLinkDown, now, out);
   if (spillway_) up ? spillway_->unflush(port) : spillway_->flush(port);
   list(p, port);
   renew_slow(p, port);
+  return true;
 }
 
 void TrafficManager::reroute(uint16_t port, Time now) noexcept {

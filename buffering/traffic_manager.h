@@ -88,7 +88,8 @@ class TrafficManager {
   // How many frames the device behind the port takes before the next call.
   void set_room(uint16_t port, uint32_t frames) noexcept { ports_[port].room = frames; }
   bool waits_for_room() const noexcept { return waits_for_room_; }
-  void set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept;
+  // Whether that is news.
+  bool set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept;
   // Packets of a port whose link is down, to be routed anew with reenqueue().
   Frame next_rerouted() noexcept { return rerouted_.pop(); }
   // Drops and counts what finds no other port (nullopt), or no room there.
