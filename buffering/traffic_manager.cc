@@ -53,22 +53,34 @@ TrafficManager::TrafficManager(const Config& config, FramePool& pool, std::uniqu
   }
 }
 
+TrafficManager::PortState::PortState(const PortConfig& c)
+    : queue_of_tc(c.tc_to_queue), tc_of_dscp(c.dscp_to_tc), config(c) {}
+
+QueueCounters TrafficManager::counters(uint16_t port, uint8_t queue) const {
+  const PortState& p = ports_[port];
+  QueueCounters c = p.queues[queue].counters;
+  for (Amount* to : {&c.arrived, &c.sent})
+    to->packets += p.passed[queue].packets, to->bytes += p.passed[queue].bytes;
+  return c;
+}
+
 uint8_t TrafficManager::class_by_opcode(const Frame& frame, uint16_t map_of) const noexcept {
   const Look l = look(frame);
   if (l.kind == Look::Kind::kCnp && config_.cnp_tc) return *config_.cnp_tc;
   if (l.kind == Look::Kind::kAck && config_.ack_tc) return *config_.ack_tc;
-  return ports_[map_of].config.dscp_to_tc[l.dscp()];
+  return ports_[map_of].tc_of_dscp[l.dscp()];
 }
 
 void TrafficManager::enqueue_slow(Frame frame, uint16_t port, uint8_t q, uint8_t tc, uint16_t source,
                                   Time now, FrameList& out) noexcept {
   PortState& p = ports_[port];
   Queue& queue = p.queues[q];
+  const uint64_t bytes = frame.total_length();
+  queue.counters.arrived.add(bytes);
   if (!p.up) return drop(p, q, std::move(frame), QueueDrop::kLinkDown);
   if (queue.storm) return drop(p, q, std::move(frame), QueueDrop::kWatchdog);
   const bool own = source == kNoSource;
   const uint8_t group = own ? uint8_t{0} : ports_[source].config.tc_to_pg[tc];
-  const uint64_t bytes = frame.total_length();
   Look l = own ? Look{} : look(frame);
   bool eligible = false;
   if (spillway_ && !own) {
@@ -202,8 +214,8 @@ void TrafficManager::run(PortState& p, uint16_t port, Time now, FrameList& out) 
     const int q = choose(p);
     if (q < 0) break;
     Frame frame = pop(p, port, static_cast<uint8_t>(q), now, out);
-    const uint64_t bytes = frame.total_length();
-    send(p, static_cast<uint8_t>(q), std::move(frame), port, bytes, now, kLagMax, out);
+    p.queues[q].counters.sent.add(frame.total_length());
+    send(p, std::move(frame), port, now, kLagMax, out);
   }
   renew_slow(p, port);
 }
@@ -425,7 +437,7 @@ void TrafficManager::reenqueue(Frame frame, std::optional<uint16_t> port) noexce
   if (!port || *port == before || !ports_[*port].up)
     return spillway_->count_lost_again(before, bytes, SpillDrop::kUnrouted);
   PortState& p = ports_[*port];
-  const uint8_t q = p.config.tc_to_queue[class_of(frame, *port)];
+  const uint8_t q = p.queue_of_tc[class_of(frame, *port)];
   const SharedBuffer::Place place{*port, q, kNoSource, 0};
   if (p.queues[q].storm || frames_ >= config_.frames_max || !fits(buffer_.ask(place, bytes)))
     return spillway_->count_lost_again(before, bytes, SpillDrop::kNotAgain);

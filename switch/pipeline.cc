@@ -47,15 +47,9 @@ Pipeline::Pipeline(const PipelineConfig& config, FramePool& pool)
     if (!router_ || !router_->is_routed_port(port)) bridged_.push_back(port);
   if (!config.buffers) return;
   std::unique_ptr<buffering::Store> store;
-  const buffering::SpillwayConfig& spillway = config.buffers->spillway;
-  if (spillway.enabled) {
-    std::span<uint8_t> memory = config.spill_memory;
-    if (memory.empty()) {
-      spill_memory_.emplace(spillway.pool_size);
-      memory = {&(*spill_memory_)[0], spillway.pool_size};
-    }
-    store = std::make_unique<buffering::LocalStore>(memory, buffering::Spillway::ids_max(spillway), pool);
-  }
+  if (const buffering::SpillwayConfig& spillway = config.buffers->spillway; spillway.enabled)
+    store = std::make_unique<buffering::LocalStore>(spillway.pool_size, spillway.frames_max,
+                                                    buffering::Spillway::ids_max(spillway));
   buffers_.emplace(*config.buffers, pool, std::move(store));
 }
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "aggregation/engine.h"
-#include "buffering/lazy_array.h"
 #include "buffering/traffic_manager.h"
 #include "switch/counters.h"
 #include "switch/ip_messages.h"
@@ -24,7 +23,6 @@ struct PipelineConfig {
   RoutingConfig routing;             // its interfaces, if any, have all of those addresses
   // Without it frames leave for their ports at once, and whoever drives the pipeline queues and drops.
   std::optional<buffering::Config> buffers = std::nullopt;
-  std::span<uint8_t> spill_memory = {};  // of the local store; empty: the pipeline takes it from the heap
 };
 
 class Pipeline {
@@ -100,7 +98,6 @@ class Pipeline {
   std::vector<TokenBucket> flood_buckets_;  // by ingress port; the last is the engine's and the router's
   aggregation::Engine engine_;
   FrameList engine_out_;  // empty between calls
-  std::optional<buffering::LazyArray<uint8_t>> spill_memory_;
   std::optional<buffering::TrafficManager> buffers_;
   PipelineCounters counters_;
 };

@@ -67,21 +67,6 @@ class MbufPool final : public FramePool {
   rte_mempool* store_;
 };
 
-// Hugepage memory, where there are hugepages.
-class SpillMemory {
- public:
-  // Throws millrace::Error when there is no memory. 0 bytes: none.
-  explicit SpillMemory(uint64_t bytes);
-  ~SpillMemory();
-  SpillMemory(const SpillMemory&) = delete;
-  SpillMemory& operator=(const SpillMemory&) = delete;
-  std::span<uint8_t> bytes() const { return {static_cast<uint8_t*>(memory_), bytes_}; }
-
- private:
-  uint64_t bytes_;
-  void* memory_ = nullptr;
-};
-
 class Port {
  public:
   // Probes, configures and starts the device; throws millrace::Error. `index` is the port's number in the

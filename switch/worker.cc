@@ -19,18 +19,9 @@ Time read_clock(clockid_t id) {
 
 constexpr Time kLinkInterval = 100ms;
 
-uint64_t spill_bytes(const Config& config) {
-  const bool spills = config.buffers && config.buffers->spillway.enabled;
-  return spills ? config.buffers->spillway.pool_size : 0;
-}
-
-PipelineConfig pipeline_config(const Config& config, const SpillMemory& memory) {
-  return {static_cast<uint16_t>(config.ports.size()),
-          config.l2,
-          config.engine,
-          config.routing,
-          config.buffers,
-          memory.bytes()};
+PipelineConfig pipeline_config(const Config& config) {
+  return {static_cast<uint16_t>(config.ports.size()), config.l2, config.engine, config.routing,
+          config.buffers};
 }
 
 }  // namespace
@@ -77,8 +68,7 @@ Worker::Worker(const Config& config, MbufPool& pool, Captures& captures, Command
       pool_(pool),
       captures_(captures),
       ring_(ring),
-      spill_memory_(spill_bytes(config)),
-      pipeline_(pipeline_config(config, spill_memory_), pool),
+      pipeline_(pipeline_config(config), pool),
       started_(clock_now()) {
   for (size_t i = 0; i < config.ports.size(); i++)
     lanes_.push_back(std::make_unique<Lane>(config.ports[i], static_cast<uint16_t>(i), pool, captures));

@@ -72,7 +72,6 @@ class Worker {
   MbufPool& pool_;
   Captures& captures_;
   CommandRing& ring_;
-  SpillMemory spill_memory_;
   Pipeline pipeline_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   FrameList arrived_, received_, out_, leaving_;  // empty between turns

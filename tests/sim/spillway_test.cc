@@ -57,7 +57,7 @@ void check_books(Lab& lab) {
   const buffering::TrafficManager& tm = lab.buffers();
   for (uint16_t p = 0; p < tm.config().ports.size(); p++)
     for (uint8_t q = 0; q < buffering::kClasses; q++) {
-      const buffering::QueueCounters& c = tm.counters(p, q);
+      const buffering::QueueCounters c = tm.counters(p, q);
       uint64_t gone = c.sent.bytes + c.to_spillway.bytes + tm.queue_bytes(p, q);
       for (const buffering::Amount& d : c.drops) gone += d.bytes;
       EXPECT_EQ(c.arrived.bytes + c.drained.bytes, gone) << p << " " << int(q);
@@ -180,8 +180,7 @@ TEST(Spillway, S5AFullPoolDropsTheRestAndKeepsTheOrder) {
   const uint64_t lost = a.packets() + b.packets() - a.received - b.received;
   EXPECT_EQ(lost, s.refused[static_cast<size_t>(SpillDrop::kFull)].packets);
   EXPECT_EQ(lost, s.refused_in_all().packets);
-  // What the store has for packets, in blocks of 128 bytes: nine for each.
-  const double kept = 600'000.0 / (9 * 128);
+  const double kept = 600'000.0 / kFrame;
   EXPECT_NEAR(static_cast<double>(lost),
               (static_cast<double>(kExcess) / kWire) - static_cast<double>(q) / kFrame - kept, 8);
   EXPECT_EQ(a.overtaken + b.overtaken, 0u);
@@ -306,7 +305,7 @@ TEST(Spillway, S10TheWatchdogEndsAPauseThatLastsTooLong) {
   EXPECT_EQ(all_drops(lab.buffers()), 0u);
   lab.run_until(from + milliseconds(260));
   EXPECT_TRUE(lab.buffers().storm(2, 3));
-  const auto& queue = lab.buffers().counters(2, 3);
+  const auto queue = lab.buffers().counters(2, 3);
   EXPECT_EQ(queue.storms, 1u);
   const uint64_t dropped = queue.drops[static_cast<size_t>(QueueDrop::kWatchdog)].packets;
   const uint64_t lost = lab.spillway().counters().lost[static_cast<size_t>(SpillDrop::kWatchdog)].packets;
