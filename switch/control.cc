@@ -70,6 +70,7 @@ json group_json(const aggregation::GroupInfo& g) {
                        {"remote_qpn", m.remote_qpn},
                        {"connected", m.connected},
                        {"silent_s", seconds(m.silent_for)},
+                       {"rate", m.rate},
                        {"segments", m.segments},
                        {"results", m.results},
                        {"waited_for", m.waited_for}});
