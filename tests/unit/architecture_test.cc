@@ -24,7 +24,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"switch", {"aggregation", "buffering", "roce"}},
     {"shell", {"switch", "aggregation", "buffering", "roce"}},
     {"host", {"roce", "aggregation"}},
-    {"tools", {"host", "roce", "aggregation", "switch"}},
+    {"tools", {"host", "roce", "aggregation", "buffering", "switch"}},
     {"tests", {"roce", "aggregation", "buffering", "switch", "shell", "host", "tools"}},
 };
 // Of aggregation, hosts see what both sides share and not the switch's engine.
