@@ -302,7 +302,12 @@ bool TrafficManager::hear_pause(const Frame& frame, uint16_t port, Time now) noe
     if (!pause->priorities[q]) continue;
     (pause->quanta[q] != 0 ? p.pfc.pauses_received : p.pfc.resumes_received)++;
     if (!p.config.pfc[q]) continue;
-    p.queues[q].paused_until = now + quanta_time(pause->quanta[q], speed(p));
+    Queue& queue = p.queues[q];
+    queue.paused_until = now + quanta_time(pause->quanta[q], speed(p));
+    if (pause->quanta[q] != 0 && !(p.paused & bit(q)) && (p.backlog & bit(q))) {
+      queue.stuck_since = now;
+      queue.sent_seen = queue.counters.sent.packets;
+    }
     if (pause->quanta[q] != 0)
       p.paused |= bit(q);
     else
@@ -369,14 +374,22 @@ void TrafficManager::watch(Time now, FrameList& out) noexcept {
       const bool waiting = (p.backlog & bit(q)) || (spillway_ && spillway_->holds(port, q));
       const bool moved = queue.counters.sent.packets != queue.sent_seen;
       queue.sent_seen = queue.counters.sent.packets;
-      queue.stuck = paused && waiting && !moved ? queue.stuck + interval : Time{};
-      queue.calm = paused ? Time{} : queue.calm + interval;
-      if (!queue.storm && queue.stuck >= config_.watchdog.detection) {
+      if (!paused || !waiting || moved)
+        queue.stuck_since = kNever;
+      else if (queue.stuck_since == kNever)
+        queue.stuck_since = now;
+      if (paused)
+        queue.calm_since = kNever;
+      else if (queue.calm_since == kNever)
+        queue.calm_since = now;
+      if (!queue.storm && queue.stuck_since != kNever &&
+          now - queue.stuck_since >= config_.watchdog.detection) {
         queue.storm = true;
         queue.counters.storms++;
         empty_queue(p, port, q, QueueDrop::kWatchdog, now, out);
         if (spillway_) spillway_->drop_all(port, q, SpillDrop::kWatchdog);
-      } else if (queue.storm && queue.calm >= config_.watchdog.restoration) {
+      } else if (queue.storm && queue.calm_since != kNever &&
+                 now - queue.calm_since >= config_.watchdog.restoration) {
         queue.storm = false;
       }
       any |= paused || queue.storm;
@@ -386,15 +399,16 @@ void TrafficManager::watch(Time now, FrameList& out) noexcept {
   next_watch_ = any ? now + interval : kNever;
 }
 
-void TrafficManager::set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept {
+bool TrafficManager::set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept {
   PortState& p = ports_[port];
-  if (p.up == up) return;
+  if (p.up == up) return false;
   p.up = up;
   if (!up)
     for (uint8_t q = 0; q < kClasses; q++) empty_queue(p, port, q, QueueDrop::kLinkDown, now, out);
   if (spillway_) up ? spillway_->unflush(port) : spillway_->flush(port);
   list(p, port);
   renew_slow(p, port);
+  return true;
 }
 
 void TrafficManager::reroute(uint16_t port, Time now) noexcept {

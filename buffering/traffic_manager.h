@@ -88,7 +88,8 @@ class TrafficManager {
   // How many frames the device behind the port takes before the next call.
   void set_room(uint16_t port, uint32_t frames) noexcept { ports_[port].room = frames; }
   bool waits_for_room() const noexcept { return waits_for_room_; }
-  void set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept;
+  // Whether that is news.
+  bool set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept;
   // Packets of a port whose link is down, to be routed anew with reenqueue().
   Frame next_rerouted() noexcept { return rerouted_.pop(); }
   // Drops and counts what finds no other port (nullopt), or no room there.
@@ -116,7 +117,7 @@ class TrafficManager {
     FrameList frames;
     int64_t deficit = 0;
     Time paused_until{};
-    Time stuck{}, calm{};  // for how long the watchdog has seen it paused, or not
+    Time stuck_since = kNever, calm_since = kNever;  // as the watchdog has seen it
     uint64_t sent_seen = 0;
     bool storm = false;
     QueueCounters counters;

@@ -94,9 +94,11 @@ std::vector<std::string> eal_arguments(const Config& config) {
                                                                               : "--log-level=warning");
   bool huge = !given({"--no-huge"});
   if (huge && !given({"-m", "--socket-mem"})) {
-    // Frames, their bookkeeping, and room for what the devices and DPDK itself need.
+    // Frames, their bookkeeping, what is spilled, and room for what the devices and DPDK itself need.
     const uint64_t frames = uint64_t{config.frame_count} * (config.frame_room + 512u);
-    const std::string megabytes = std::to_string((frames >> 20) + 128);
+    const uint64_t spilled =
+        config.buffers && config.buffers->spillway.enabled ? config.buffers->spillway.pool_size : 0;
+    const std::string megabytes = std::to_string(((frames + spilled) >> 20) + 128);
     huge = hugepages_free();
     if (!huge) {
       args.push_back("--no-huge");

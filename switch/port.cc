@@ -5,6 +5,7 @@
 #include <rte_dev.h>
 #include <rte_errno.h>
 #include <rte_ether.h>
+#include <rte_malloc.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -90,6 +91,17 @@ void MbufPool::spill(uint32_t keep) noexcept {
     rte_mempool_put_bulk(store_, objects, n);
   }
 }
+
+SpillMemory::SpillMemory(uint64_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  memory_ = rte_malloc("spillway", bytes, RTE_CACHE_LINE_SIZE);
+  if (memory_ == nullptr)
+    throw Error(ErrorCode::kSystem, "spillway: no memory for spill_pool_size, " +
+                                        std::to_string(bytes >> 20) +
+                                        " MiB: lower it, or give more with eal: [\"-m\", MEGABYTES]");
+}
+
+SpillMemory::~SpillMemory() { rte_free(memory_); }
 
 Port::Port(const PortConfig& config, uint16_t index, MbufPool& pool)
     : name_(config.name), device_(config.device), index_(index), pool_(pool) {
@@ -284,6 +296,12 @@ rte_mbuf* Port::chain(FrameBuffer* b) noexcept {
   middle->next = tail;
   counters_.tx_chained++;
   return head;
+}
+
+bool Port::link_up() const noexcept {
+  rte_eth_link link{};
+  // A device that cannot tell has its link up.
+  return rte_eth_link_get_nowait(id_, &link) != 0 || link.link_status == RTE_ETH_LINK_UP;
 }
 
 PortStatus Port::status() const {

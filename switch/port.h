@@ -67,6 +67,21 @@ class MbufPool final : public FramePool {
   rte_mempool* store_;
 };
 
+// Hugepage memory, where there are hugepages.
+class SpillMemory {
+ public:
+  // Throws millrace::Error when there is no memory. 0 bytes: none.
+  explicit SpillMemory(uint64_t bytes);
+  ~SpillMemory();
+  SpillMemory(const SpillMemory&) = delete;
+  SpillMemory& operator=(const SpillMemory&) = delete;
+  std::span<uint8_t> bytes() const { return {static_cast<uint8_t*>(memory_), bytes_}; }
+
+ private:
+  uint64_t bytes_;
+  void* memory_ = nullptr;
+};
+
 class Port {
  public:
   // Probes, configures and starts the device; throws millrace::Error. `index` is the port's number in the
@@ -84,6 +99,9 @@ class Port {
   void send(Frame frame) noexcept { queue_.push(std::move(frame)); }
   // What the driver does not take stays for the next call.
   void flush() noexcept;
+  // How many frames the traffic manager may send here now: few, so that they wait in its queues, not in ours.
+  uint32_t room() const { return has_queued() ? 0 : kRoom; }
+  bool link_up() const noexcept;
   bool has_queued() const { return !queue_.empty() || refused_count_ > 0; }
   // Drops what is queued and stops the device.
   void stop() noexcept;
@@ -93,6 +111,7 @@ class Port {
  private:
   static constexpr uint16_t kBurst = 32;
   static constexpr size_t kQueueMax = 4096;  // frames waiting for the driver
+  static constexpr uint32_t kRoom = 512;
   static constexpr uint32_t kCopyMax = 256;  // up to this size a copy is cheaper than a chain
 
   void configure();

@@ -17,8 +17,20 @@ Time read_clock(clockid_t id) {
   return std::chrono::seconds(t.tv_sec) + std::chrono::nanoseconds(t.tv_nsec);
 }
 
-PipelineConfig pipeline_config(const Config& config) {
-  return {static_cast<uint16_t>(config.ports.size()), config.l2, config.engine, config.routing};
+constexpr Time kLinkInterval = 100ms;
+
+uint64_t spill_bytes(const Config& config) {
+  const bool spills = config.buffers && config.buffers->spillway.enabled;
+  return spills ? config.buffers->spillway.pool_size : 0;
+}
+
+PipelineConfig pipeline_config(const Config& config, const SpillMemory& memory) {
+  return {static_cast<uint16_t>(config.ports.size()),
+          config.l2,
+          config.engine,
+          config.routing,
+          config.buffers,
+          memory.bytes()};
 }
 
 }  // namespace
@@ -65,7 +77,8 @@ Worker::Worker(const Config& config, MbufPool& pool, Captures& captures, Command
       pool_(pool),
       captures_(captures),
       ring_(ring),
-      pipeline_(pipeline_config(config), pool),
+      spill_memory_(spill_bytes(config)),
+      pipeline_(pipeline_config(config, spill_memory_), pool),
       started_(clock_now()) {
   for (size_t i = 0; i < config.ports.size(); i++)
     lanes_.push_back(std::make_unique<Lane>(config.ports[i], static_cast<uint16_t>(i), pool, captures));
@@ -124,11 +137,20 @@ bool Worker::turn(Time now) noexcept {
     }
     lane->rx.poll(now, received_);
   }
+  if (now >= next_link_check_) watch_links(now);
+  for (size_t i = 0; i < lanes_.size(); i++)
+    pipeline_.set_room(static_cast<uint16_t>(i), lanes_[i]->port.room());
   if (!received_.empty()) pipeline_.process(received_, now, out_);
-  if (now >= pipeline_.next_deadline()) pipeline_.poll(now, out_);
+  if (now >= pipeline_.next_deadline() || pipeline_.waits_for_room()) pipeline_.poll(now, out_);
   worked |= !out_.empty();
   transmit(now);
   return worked;
+}
+
+void Worker::watch_links(Time now) noexcept {
+  next_link_check_ = now + kLinkInterval;
+  for (size_t i = 0; i < lanes_.size(); i++)
+    pipeline_.set_link(static_cast<uint16_t>(i), lanes_[i]->port.link_up(), now, out_);
 }
 
 void Worker::transmit(Time now) noexcept {

@@ -60,6 +60,7 @@ class Worker {
   };
 
   bool turn(Time now) noexcept;  // whether there was anything to do
+  void watch_links(Time now) noexcept;
   void transmit(Time now) noexcept;
   bool execute_commands(Time now);
   void execute(Command& command, Time now);
@@ -71,10 +72,12 @@ class Worker {
   MbufPool& pool_;
   Captures& captures_;
   CommandRing& ring_;
+  SpillMemory spill_memory_;
   Pipeline pipeline_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   FrameList arrived_, received_, out_, leaving_;  // empty between turns
   Time started_;
+  Time next_link_check_{};
   Time last_work_{};
   Time sleep_{};  // of the next rest
 };
