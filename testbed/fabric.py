@@ -27,7 +27,7 @@ class Fabric(Lab):
     configuration. capture: a file per switch, with the switch's name in its own. The rest: see Lab."""
 
     def __init__(self, leaves=2, hosts_per_leaf=2, spines=2, tree=False, types=None, next_hop_probe_ms=200, **options):
-        assert 1 <= leaves <= LEAVES_MAX and 1 <= spines <= SPINES_MAX
+        assert 1 <= leaves <= LEAVES_MAX and 0 <= spines <= SPINES_MAX
         super().__init__(hosts=types or [NAMESPACE] * (leaves * hosts_per_leaf), switch=False, **options)
         assert self.hosts == leaves * hosts_per_leaf
         self.leaves, self.hosts_per_leaf, self.spines, self.tree = leaves, hosts_per_leaf, spines, tree
@@ -97,6 +97,10 @@ class Fabric(Lab):
 
     def _make(self):
         super()._make()
+        self._join_switches()
+        self.start_switches(*self.switch_names)
+
+    def _join_switches(self):
         for leaf in range(1, self.leaves + 1):
             for spine in range(1, self.spines + 1):
                 ends = (self.namespace_of(f"leaf{leaf}"), f"l{leaf}s{spine}",
@@ -104,7 +108,6 @@ class Fabric(Lab):
                 self._add_wire(*ends)
                 for namespace, device in (ends[:2], ends[2:]):
                     run("ip", "-n", namespace, "link", "set", device, "up")
-        self.start_switches(*self.switch_names)
 
     # The switches.
 
