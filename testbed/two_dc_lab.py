@@ -24,7 +24,7 @@ class Plan:
     between namespaces hold all that the windows of one wire allow, so that only the queue can lose something."""
 
     def __init__(self, port_mbps=100, link_mbps=200, delay_us=5000, cross_bytes=8 << 20, burst_bytes=1 << 20,
-                 burst_after=0.25, window=64, mtu=4096, all_reduce_bytes=64 << 10, all_reduces=40,
+                 burst_after=0.25, window=32, mtu=4096, all_reduce_bytes=64 << 10, all_reduces=40,
                  all_reduce_hosts=(1, 2, 3, 4, 5, 6), eligible="all"):
         self.port_mbps, self.link_mbps, self.delay_us = port_mbps, link_mbps, delay_us
         self.cross_bytes, self.burst_bytes = cross_bytes, burst_bytes
