@@ -1,0 +1,90 @@
+#!/usr/bin/python3
+"""Two datacenters: a transfer and a burst collide at a port. Without spilling packets are lost and sequences NAKed; with
+it none of those that may be spilled. What the ends counted is the judge, and what leaf2 says has to agree."""
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+import e2e
+from test_demo import traces
+
+BUDGET_S = 240
+TWO_DC = os.path.join(e2e.ROOT, "testbed", "two-dc")
+WRITTEN = 8 << 20
+
+
+class TwoDc(unittest.TestCase):
+    def two_dc(self, *arguments, code=0):
+        before = traces()
+        svg = os.path.join(self.enterContext(tempfile.TemporaryDirectory()), "occupancy.svg")
+        done = subprocess.run([TWO_DC, "--json", "--svg", svg, *map(str, arguments)], capture_output=True, text=True,
+                              timeout=500)
+        print(done.stderr[-6000:])
+        self.assertEqual(done.returncode, code, done.stderr[-2000:] + done.stdout[-500:])
+        self.assertEqual(traces(), before)
+        result = json.loads(done.stdout)
+        return {run["mode"]: run for run in result["runs"]}, svg
+
+    def assert_lossless(self, *flows):
+        for flow in flows:
+            for what in ("naks", "wrong", "lost"):
+                self.assertEqual(flow[what], 0, (what, flow))
+
+    def assert_nothing_is_kept(self, run):
+        self.assertEqual(run["spilled"], run["drained"])
+        self.assertEqual(run["occupancy"][-1][1:], [0, 0])
+
+    def test_without_spilling_it_loses_and_with_it_nothing(self):
+        runs, svg = self.two_dc("--spill", "off,local")
+        off, local = runs["off"], runs["local"]
+        for run in (off, local):
+            self.assertEqual(run["cross"]["bytes"], WRITTEN)
+            self.assertEqual(run["burst"]["bytes"], 6 << 20)
+            self.assertEqual(run["all_reduce"]["wrong"], 0)
+            self.assertEqual(run["cross"]["lost"] + run["burst"]["lost"], run["drops"])
+        self.assertGreater(off["cross"]["naks"], 0)
+        self.assertGreater(off["cross"]["lost"], 0)
+        self.assertGreater(off["cross"]["retransmitted"], off["cross"]["naks"])
+        self.assertLessEqual(off["queue_bytes_max"], 100_000)
+        self.assert_lossless(local["cross"], local["burst"])
+        self.assertEqual(local["drops"], 0)
+        self.assert_nothing_is_kept(local)
+        # Two senders' windows of 32 packets and the transfer's met a queue of 24 packets.
+        self.assertGreater(local["resident_bytes_max"], 4096)
+        self.assertLess(local["resident_bytes_max"], 3 * 32 * 4200 + 100_000)
+        self.check_svg(svg, local)
+
+    def check_svg(self, path, run):
+        """Whose highest point of the spillway's curve is where the axis says that it is."""
+        root = xml.etree.ElementTree.parse(path).getroot()
+        name = "{http://www.w3.org/2000/svg}"
+        texts = [element.text for element in root.iter(name + "text")]
+        self.assertTrue(any(text.startswith("time") and "(s)" in text for text in texts), texts)
+        self.assertIn("kB", texts)
+        curves = [element.get("points") for element in root.iter(name + "polyline")]
+        self.assertEqual(len(curves), 4)  # two of each run
+        ys = [float(point.split(",")[1]) for point in curves[2].split()]
+        tick = max(float(text) for text in texts if re.fullmatch(r"[\d.]+", text))
+        top = max(sample[2] for sample in run["occupancy"]) / 1000
+        bottom = max(ys)
+        self.assertAlmostEqual((bottom - min(ys)) / 190, top / tick, delta=0.02)
+
+    def test_only_what_comes_from_the_other_datacenter_is_spilled(self):
+        runs, _ = self.two_dc("--spill", "local", "--eligible", "remote")
+        run = runs["local"]
+        self.assert_lossless(run["cross"])
+        self.assertEqual(run["eligible_drops"], 0)
+        # The burst has no such right.
+        self.assertGreater(run["burst"]["lost"], 0)
+        self.assertEqual(run["burst"]["lost"], run["drops"])
+        self.assertLess(run["spilled"]["packets"], run["cross"]["packets"] + 1)
+        self.assert_nothing_is_kept(run)
+
+
+if __name__ == "__main__":
+    e2e.main()
