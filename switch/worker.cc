@@ -206,6 +206,9 @@ void Worker::execute(Command& command, Time now) {
     case Command::Kind::kNeighbours:
       if (const Router* router = pipeline_.router()) command.neighbours = router->neighbours().infos(now);
       break;
+    case Command::Kind::kQos:
+      if (const auto* buffers = pipeline_.buffers()) command.qos = qos_status(*buffers, true, now);
+      break;
     case Command::Kind::kAbort:
       command.ok = pipeline_.abort_group(command.group, command.why, now, out_);
       transmit(now);
@@ -240,6 +243,7 @@ Snapshot Worker::snapshot() const {
   s.cm = pipeline_.engine().cm_counters();
   if (const Router* router = pipeline_.router()) s.router = router->counters();
   s.l2_entries = pipeline_.l2().size();
+  if (const auto* buffers = pipeline_.buffers()) s.qos = qos_status(*buffers, false, clock_now());
   return s;
 }
 

@@ -68,6 +68,18 @@ class ControlTest : public ::testing::Test {
                                    std::chrono::milliseconds(1500),
                                    2});
         }
+        if (c->kind == Command::Kind::kQos && has_buffers_) {
+          c->qos.emplace();
+          c->qos->ports.resize(2);
+          c->qos->pool_size = 4711;
+        }
+        if (c->kind == Command::Kind::kSnapshot) {
+          QosStatus& qos = c->snapshot.qos.emplace();
+          qos.ports.resize(1);
+          qos.ports[0].queues[3].counters.drops[0].packets = 3;
+          qos.spillway = true;
+          qos.spill.refused[static_cast<size_t>(buffering::SpillDrop::kKeyFull)].packets = 7;
+        }
         if (c->rx) rx_ = *c->rx;
         if (c->kind == Command::Kind::kImpair) impaired_port_ = c->port;
         why_ = c->why;
@@ -106,6 +118,7 @@ class ControlTest : public ::testing::Test {
   std::atomic<bool> stop_{false};
   ImpairConfig rx_;
   uint16_t impaired_port_ = 99;
+  std::atomic<bool> has_buffers_{true};
   std::string why_;
 };
 
@@ -148,6 +161,28 @@ TEST_F(ControlTest, TellsOfRoutesAndNeighbours) {
   EXPECT_EQ(neighbours.at(1),
             json::parse(R"({"address":"10.77.0.1","interface":"bridge","mac":"02:00:00:00:00:01",
       "state":"reachable","next_hop":false,"answered_s":1.5,"held":2})"));
+  close(fd);
+}
+
+TEST_F(ControlTest, TellsOfBuffersAndTheSpillwayWhereThereAreAny) {
+  start();
+  const int fd = connect_to(config_.control_read);
+  const json counters = ask(fd, R"({"cmd":"counters"})").at("counters");
+  EXPECT_EQ(counters.at("ports").at("p1").at("qos").at("dropped").at("queue_full").at("packets"), 3);
+  EXPECT_EQ(counters.at("spillway").at("refused_by").at("key_full").at("packets"), 7);
+  EXPECT_FALSE(counters.at("spillway").contains("residence"));
+  const json buffers = ask(fd, R"({"cmd":"buffers"})");
+  EXPECT_EQ(buffers.at("name"), "leaf1");
+  EXPECT_EQ(buffers.at("pool").at("size"), 4711);
+  EXPECT_EQ(buffers.at("ports").at(1).at("name"), "p2");
+  EXPECT_EQ(buffers.at("ports").at(1).at("queues").size(), 8u);
+  EXPECT_EQ(ask(fd, R"({"cmd":"spillway"})").at("enabled"), false);
+  has_buffers_ = false;
+  for (const char* cmd : {R"({"cmd":"buffers"})", R"({"cmd":"spillway"})"}) {
+    const json refused = ask(fd, cmd);
+    EXPECT_EQ(refused.at("ok"), false);
+    EXPECT_EQ(refused.at("error"), "the switch has no traffic manager: its configuration is without qos");
+  }
   close(fd);
 }
 
