@@ -6,7 +6,7 @@ namespace millrace::roce {
 
 QueuePair::QueuePair(const QueuePairConfig& config, Time now)
     : config_(config),
-      responder_(config.expected_psn, config.requester.mtu),
+      responder_(config.expected_psn, config.requester.mtu, config.reads_max),
       requester_(config.requester),
       heard_(now) {}
 
@@ -19,9 +19,12 @@ Reception QueuePair::receive(const Packet& p, Time now) {
   }
   if (!p.op->rc) return Reception::kBadOpcode;
   if (p.op->response) {
-    if (p.opcode() != Opcode::kAcknowledge) return Reception::kBadOpcode;
+    if (p.opcode() == Opcode::kAtomicAcknowledge) return Reception::kBadOpcode;
     heard_ = now;
-    requester_.acknowledge(p.psn(), p.aeth->syndrome, now);
+    if (p.opcode() != Opcode::kAcknowledge)
+      requester_.read_response(p, now);
+    else
+      requester_.acknowledge(p.psn(), p.aeth->syndrome, now);
     return Reception::kResponse;
   }
   heard_ = now;
@@ -30,6 +33,8 @@ Reception QueuePair::receive(const Packet& p, Time now) {
       return Reception::kNewRequest;
     case Arrival::kDuplicate:
       return Reception::kDuplicate;
+    case Arrival::kReadAgain:
+      return Reception::kReadAgain;
     case Arrival::kGap:
       return Reception::kGap;
     case Arrival::kGapQuiet:
@@ -41,6 +46,7 @@ Reception QueuePair::receive(const Packet& p, Time now) {
 }
 
 bool QueuePair::emit(FramePool& pool, Crc32Combine& combine, uint32_t budget, Time now, FrameList& out) {
+  if (responder_.responding()) budget -= responder_.respond(config_.wire, pool, budget, out);
   if (responder_.acknowledgement_owed()) {
     const Acknowledgement ack = *responder_.take_acknowledgement();
     TransportFields f;
@@ -58,7 +64,7 @@ bool QueuePair::emit(FramePool& pool, Crc32Combine& combine, uint32_t budget, Ti
     // A lost acknowledgement is no more than that: the peer repeats and is acknowledged again.
   }
   requester_.transmit(config_.wire, pool, combine, budget, now, out);
-  return requester_.wants_to_send();
+  return responder_.responding() || requester_.wants_to_send();
 }
 
 void QueuePair::tick(Time now) {
