@@ -30,6 +30,10 @@ struct FrameBuffer {
   uint32_t shared_length = 0;
   uint32_t owners = 0;
   uint16_t port = 0;  // ingress port on receive, egress port on transmit
+  // Of the traffic manager, while the frame waits in a queue: the port and priority group that it is charged
+  // to.
+  uint16_t source = 0;
+  uint8_t group = 0;
   uint8_t tail_length = 0;
   uint8_t tail[8] = {};
 
@@ -222,6 +226,7 @@ class FrameList {
   }
   bool empty() const { return head_ == nullptr; }
   size_t size() const { return size_; }
+  const FrameBuffer* front() const { return head_; }
   template <typename F>
   void for_each(F f) {
     for (FrameBuffer* b = head_; b != nullptr; b = b->next) f(b);
