@@ -21,6 +21,9 @@ struct QueuePairConfig {
 // The id that a probe completes with.
 inline constexpr uint64_t kProbeId = UINT64_MAX;
 
+// On a switch, QPNs from here on belong to the spillway's connections to lenders of memory.
+inline constexpr uint32_t kStoreQpnFirst = 0xFF0000;
+
 // What a packet turned out to be.
 enum class Reception : uint8_t {
   kNewRequest,  // the caller answers through responder(): accept(), accept_read(), not_ready() or refuse()
