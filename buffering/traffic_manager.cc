@@ -154,10 +154,12 @@ void TrafficManager::poll(Time now, FrameList& out) noexcept {
     if (spillway_->check_due(now)) check_spillway(now);
     if (now >= spillway_->next_deadline()) spillway_->poll(now, store_out_);
   }
+  waits_for_room_ = false;
   for (size_t i = 0; i < active_.size();) {
     const uint16_t port = active_[i];
     PortState& p = ports_[port];
     run(p, port, now, out);
+    waits_for_room_ |= p.backlog != 0 && p.room == 0;
     const bool idle =
         p.backlog == 0 && p.paused == 0 && p.pausing == 0 && !(spillway_ && spillway_->holds(port));
     if (!idle) {

@@ -87,6 +87,7 @@ class TrafficManager {
   bool hear_pause(const Frame& frame, uint16_t port, Time now) noexcept;
   // How many frames the device behind the port takes before the next call.
   void set_room(uint16_t port, uint32_t frames) noexcept { ports_[port].room = frames; }
+  bool waits_for_room() const noexcept { return waits_for_room_; }
   void set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept;
   // Packets of a port whose link is down, to be routed anew with reenqueue().
   Frame next_rerouted() noexcept { return rerouted_.pop(); }
@@ -195,7 +196,7 @@ class TrafficManager {
   std::vector<PortState> ports_;
   std::vector<uint16_t> active_;  // ports with something to do
   FrameList rerouted_, store_out_;
-  bool classes_by_opcode_;
+  bool classes_by_opcode_, waits_for_room_ = false;
   Time polled_{};
   uint32_t frames_ = 0;  // in queues
   uint64_t random_;

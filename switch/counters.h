@@ -18,6 +18,7 @@ namespace millrace::switching {
   X(kRouted, "routed")                  /* by its IP address, one hop less, to the next hop's MAC */     \
   X(kNeighbourHeld, "neighbour_held")   /* taken until its next hop has answered: a router frame then */ \
   X(kNeighbourHeard, "neighbour_heard") /* an ARP reply or neighbour advertisement to us: absorbed */    \
+  X(kPauseHeard, "pause_heard")         /* a PFC frame, obeyed where PFC is on: absorbed */              \
   X(kArpReplied, "arp_replied")         /* this and the next two: turned into the answer */              \
   X(kNdReplied, "nd_replied")                                                                            \
   X(kEchoReplied, "echo_replied")                                                                        \
@@ -86,7 +87,7 @@ struct PipelineCounters {
   uint64_t received = 0;             // frames that came from ports
   uint64_t from_engine = 0;          // frames that the engine made
   uint64_t from_router = 0;          // frames that the IP side made, and those that it held
-  uint64_t emitted = 0;              // frames that left for ports
+  uint64_t emitted = 0;              // frames that left for ports, or for their traffic manager
   uint64_t flood_copies = 0;         // emitted in addition to the original, one per further port
   uint64_t flood_copies_failed = 0;  // the pool was empty: that port did not get its copy
   uint64_t l2_learned = 0;

@@ -1,5 +1,6 @@
 #include "switch/pipeline.h"
 
+#include "buffering/local_store.h"
 #include "roce/error.h"
 #include "switch/copy.h"
 
@@ -44,6 +45,18 @@ Pipeline::Pipeline(const PipelineConfig& config, FramePool& pool)
     router_.emplace(config.routing, local_, ports_, mac_, config.engine.seed, pool);
   for (uint16_t port = 0; port < ports_; port++)
     if (!router_ || !router_->is_routed_port(port)) bridged_.push_back(port);
+  if (!config.buffers) return;
+  std::unique_ptr<buffering::Store> store;
+  const buffering::SpillwayConfig& spillway = config.buffers->spillway;
+  if (spillway.enabled) {
+    std::span<uint8_t> memory = config.spill_memory;
+    if (memory.empty()) {
+      spill_memory_.emplace(spillway.pool_size);
+      memory = {&(*spill_memory_)[0], spillway.pool_size};
+    }
+    store = std::make_unique<buffering::LocalStore>(memory, buffering::Spillway::ids_max(spillway), pool);
+  }
+  buffers_.emplace(*config.buffers, pool, std::move(store));
 }
 
 void Pipeline::process(FrameList& received, Time now, FrameList& out) noexcept {
@@ -75,6 +88,7 @@ void Pipeline::poll(Time now, FrameList& out) noexcept {
 void Pipeline::finish(Time now, FrameList& out) noexcept {
   route_engine_frames(now, out);
   if (router_) route_router_frames(now, out);
+  if (buffers_) serve_buffers(now, out);
   check_books();
 }
 
@@ -92,7 +106,7 @@ Fate Pipeline::receive(Frame frame, Time now, FrameList& out) noexcept {
   const uint16_t interface = routed ? ingress : kBridge;
   if (eth.dst == mac_) {
     const Fate fate = receive_ours(frame, network, interface, now, out);
-    return reply(frame, fate, out);
+    return reply(frame, fate, now, out);
   }
   if (eth.dst.is_multicast()) return receive_group(std::move(frame), network, interface, now, out);
   // RoCE that passes through is not looked at: a switch in the middle checks and changes nothing.
@@ -150,10 +164,13 @@ Fate Pipeline::receive_ours(Frame& frame, const Network& network, uint16_t inter
 Fate Pipeline::receive_group(Frame frame, const Network& network, uint16_t interface, Time now,
                              FrameList& out) noexcept {
   const auto& eth = *reinterpret_cast<const roce::EthernetHeader*>(frame.bytes().data());
-  if (is_reserved_multicast(eth.dst)) return Fate::kReservedMulticast;
+  if (is_reserved_multicast(eth.dst)) {
+    const bool pause = buffers_ && buffers_->hear_pause(frame, frame.port(), now);
+    return pause ? Fate::kPauseHeard : Fate::kReservedMulticast;
+  }
   if (router_ && network.vid == 0) hear(frame, interface, now, out);
   const Fate fate = local_.answer(frame, false, interface);
-  if (fate != Fate::kNotForUs) return reply(frame, fate, out);
+  if (fate != Fate::kNotForUs) return reply(frame, fate, now, out);
   // A group's frame that is no question to us concerns the others.
   const uint16_t ingress = frame.port();
   return interface == kBridge ? flood(std::move(frame), ingress, ingress, now, out) : Fate::kNotBridged;
@@ -167,10 +184,10 @@ bool Pipeline::hear(const Frame& frame, uint16_t interface, Time now, FrameList&
 }
 
 // Answers leave by the port that the question came in on.
-Fate Pipeline::reply(Frame& frame, Fate fate, FrameList& out) noexcept {
+Fate Pipeline::reply(Frame& frame, Fate fate, Time now, FrameList& out) noexcept {
   if (fate == Fate::kArpReplied || fate == Fate::kNdReplied || fate == Fate::kEchoReplied) {
     const uint16_t ingress = frame.port();
-    emit(std::move(frame), ingress, out);
+    emit(std::move(frame), ingress, ports_, now, out);
   }
   return fate;
 }
@@ -181,7 +198,7 @@ Fate Pipeline::forward(Frame frame, uint16_t ingress, Time now, FrameList& out) 
   const uint16_t egress = l2_.lookup(eth.dst, network_of(frame.bytes()).vid, now);
   if (egress == kNoPort) return flood(std::move(frame), ingress, ingress, now, out);
   if (egress == ingress) return Fate::kHairpin;
-  emit(std::move(frame), egress, out);
+  emit(std::move(frame), egress, ingress, now, out);
   return Fate::kForwarded;
 }
 
@@ -201,9 +218,9 @@ Fate Pipeline::flood(Frame frame, uint16_t ingress, uint16_t payer, Time now, Fr
       continue;
     }
     counters_.flood_copies++;
-    emit(std::move(copy), bridged_[i], out);
+    emit(std::move(copy), bridged_[i], payer, now, out);
   }
-  emit(std::move(frame), bridged_[last], out);
+  emit(std::move(frame), bridged_[last], payer, now, out);
   return Fate::kFlooded;
 }
 
@@ -217,7 +234,7 @@ Fate Pipeline::send_routed(Frame frame, uint16_t interface, uint16_t payer, Time
     port = l2_.lookup(eth.dst, 0, now);
     if (port == kNoPort) return flood(std::move(frame), ports_, payer, now, out);
   }
-  emit(std::move(frame), port, out);
+  emit(std::move(frame), port, payer, now, out);
   return Fate::kRouted;
 }
 
@@ -229,7 +246,7 @@ Fate Pipeline::send_own(Frame frame, Time now, FrameList& out) noexcept {
   const Fate fate = router_->route_own(frame, interface);
   if (fate == Fate::kRouted && interface == kBridge) return forward(std::move(frame), ports_, now, out);
   if (fate == Fate::kRouted) {
-    emit(std::move(frame), interface, out);
+    emit(std::move(frame), interface, ports_, now, out);
     return fate;
   }
   const MacAddress& to = reinterpret_cast<const roce::EthernetHeader*>(frame.bytes().data())->dst;
@@ -238,14 +255,46 @@ Fate Pipeline::send_own(Frame frame, Time now, FrameList& out) noexcept {
     if (router_->is_routed_port(port)) egress = l2_.lookup(to, routed_domain(port), now);
   if (egress == kNoPort) egress = l2_.lookup(to, 0, now);
   if (egress == kNoPort) return fate;
-  emit(std::move(frame), egress, out);
+  emit(std::move(frame), egress, ports_, now, out);
   return Fate::kForwarded;
 }
 
-void Pipeline::emit(Frame frame, uint16_t port, FrameList& out) noexcept {
-  frame.set_port(port);
+// `source` is the frame's ingress port, or ports_ for frames of our own.
+void Pipeline::emit(Frame frame, uint16_t port, uint16_t source, Time now, FrameList& out) noexcept {
   counters_.emitted++;
+  if (buffers_) {
+    buffers_->enqueue(std::move(frame), port, source == ports_ ? buffering::kNoSource : source, now, out);
+    return;
+  }
+  frame.set_port(port);
   out.push(std::move(frame));
+}
+
+void Pipeline::serve_buffers(Time now, FrameList& out) noexcept {
+  buffers_->poll(now, out);
+  while (Frame frame = buffers_->next_rerouted()) {
+    const std::optional<uint16_t> port = another_way(frame, now);
+    buffers_->reenqueue(std::move(frame), port);
+  }
+}
+
+// Of a frame that was spilled for a port whose link is down. What was bridged has no other.
+std::optional<uint16_t> Pipeline::another_way(Frame& frame, Time now) noexcept {
+  const auto& eth = *reinterpret_cast<const roce::EthernetHeader*>(frame.bytes().data());
+  if (!router_ || eth.src != mac_) return std::nullopt;
+  uint16_t interface = kBridge;
+  if (router_->route_again(frame, now, interface) != Fate::kRouted) return std::nullopt;
+  if (interface != kBridge) return interface;
+  const auto& rewritten = *reinterpret_cast<const roce::EthernetHeader*>(frame.bytes().data());
+  const uint16_t port = l2_.lookup(rewritten.dst, 0, now);
+  if (port == kNoPort) return std::nullopt;
+  return port;
+}
+
+void Pipeline::set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept {
+  if (router_) router_->set_link(port, up);
+  if (buffers_) buffers_->set_link(port, up, now, out);
+  finish(now, out);
 }
 
 void Pipeline::route_engine_frames(Time now, FrameList& out) noexcept {
@@ -272,7 +321,7 @@ void Pipeline::route_router_frames(Time now, FrameList& out) noexcept {
     if (interface == kBridge) {
       fate = forward(std::move(frame), ports_, now, out);
     } else {
-      emit(std::move(frame), interface, out);
+      emit(std::move(frame), interface, ports_, now, out);
       fate = Fate::kForwarded;
     }
     counters_.router_fates[static_cast<size_t>(fate)]++;
@@ -311,7 +360,7 @@ void Pipeline::announce(Time now, FrameList& out) {
     if (address.interface == kBridge)
       fate = flood(std::move(frame), ports_, ports_, now, out);
     else
-      emit(std::move(frame), address.interface, out);
+      emit(std::move(frame), address.interface, ports_, now, out);
     counters_.router_fates[static_cast<size_t>(fate)]++;
   }
   check_books();

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "aggregation/engine.h"
+#include "buffering/lazy_array.h"
+#include "buffering/traffic_manager.h"
 #include "switch/counters.h"
 #include "switch/ip_messages.h"
 #include "switch/l2.h"
@@ -20,6 +22,9 @@ struct PipelineConfig {
   L2Config l2;
   aggregation::EngineConfig engine;  // its MAC and addresses are the switch's own
   RoutingConfig routing;             // its interfaces, if any, have all of those addresses
+  // Without it frames leave for their ports at once, and whoever drives the pipeline queues and drops.
+  std::optional<buffering::Config> buffers = std::nullopt;
+  std::span<uint8_t> spill_memory = {};  // of the local store; empty: the pipeline takes it from the heap
 };
 
 class Pipeline {
@@ -35,21 +40,33 @@ class Pipeline {
   // What is due by time; to be called when next_deadline() has passed.
   void poll(Time now, FrameList& out) noexcept;
   Time next_deadline() const {
-    const Time engine = engine_.next_deadline();
-    return router_ ? std::min(engine, router_->next_deadline()) : engine;
+    Time next = engine_.next_deadline();
+    if (router_) next = std::min(next, router_->next_deadline());
+    if (buffers_) next = std::min(next, buffers_->next_deadline());
+    return next;
   }
+
+  // How many frames the device behind a port takes now, for the traffic manager; and whether frames wait for
+  // such room, so that poll() is of use as soon as there is some.
+  void set_room(uint16_t port, uint32_t frames) noexcept {
+    if (buffers_) buffers_->set_room(port, frames);
+  }
+  bool waits_for_room() const noexcept { return buffers_ && buffers_->waits_for_room(); }
+  // The state of a port's link; all are up at first.
+  void set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept;
 
   // Tells the neighbours whose addresses ours are; to be called when ports have come up.
   void announce(Time now, FrameList& out);
 
   // Ends the groups and connections; drained() once nothing is left of them.
   void shutdown(Time now, FrameList& out);
-  bool drained() const { return engine_.drained(); }
+  bool drained() const { return engine_.drained() && (!buffers_ || buffers_->empty()); }
   bool abort_group(uint32_t id, const std::string& why, Time now, FrameList& out);
 
   const aggregation::Engine& engine() const { return engine_; }
   const L2Table& l2() const { return l2_; }
   const Router* router() const { return router_ ? &*router_ : nullptr; }  // nullptr: nothing is routed
+  const buffering::TrafficManager* buffers() const { return buffers_ ? &*buffers_ : nullptr; }
   const PipelineCounters& counters() const { return counters_; }
 
  private:
@@ -60,12 +77,14 @@ class Pipeline {
   Fate receive_group(Frame frame, const Network& network, uint16_t interface, Time now,
                      FrameList& out) noexcept;
   bool hear(const Frame& frame, uint16_t interface, Time now, FrameList& out) noexcept;
-  Fate reply(Frame& frame, Fate fate, FrameList& out) noexcept;
+  Fate reply(Frame& frame, Fate fate, Time now, FrameList& out) noexcept;
   Fate forward(Frame frame, uint16_t ingress, Time now, FrameList& out) noexcept;
   Fate flood(Frame frame, uint16_t ingress, uint16_t payer, Time now, FrameList& out) noexcept;
   Fate send_routed(Frame frame, uint16_t interface, uint16_t payer, Time now, FrameList& out) noexcept;
   Fate send_own(Frame frame, Time now, FrameList& out) noexcept;
-  void emit(Frame frame, uint16_t port, FrameList& out) noexcept;
+  void emit(Frame frame, uint16_t port, uint16_t source, Time now, FrameList& out) noexcept;
+  void serve_buffers(Time now, FrameList& out) noexcept;
+  std::optional<uint16_t> another_way(Frame& frame, Time now) noexcept;
   void route_engine_frames(Time now, FrameList& out) noexcept;
   void route_router_frames(Time now, FrameList& out) noexcept;
   void finish(Time now, FrameList& out) noexcept;
@@ -81,6 +100,8 @@ class Pipeline {
   std::vector<TokenBucket> flood_buckets_;  // by ingress port; the last is the engine's and the router's
   aggregation::Engine engine_;
   FrameList engine_out_;  // empty between calls
+  std::optional<buffering::LazyArray<uint8_t>> spill_memory_;
+  std::optional<buffering::TrafficManager> buffers_;
   PipelineCounters counters_;
 };
 

@@ -70,6 +70,7 @@ Router::Router(const RoutingConfig& config, const LocalEndpoint& local, uint16_t
     : interfaces_(config.interfaces),
       local_(local),
       routed_(ports),
+      down_(ports),
       mac_(mac),
       ecmp_seed_(config.ecmp_seed ? finished(*config.ecmp_seed) : seed_of(mac)),
       pool_(pool),
@@ -144,14 +145,14 @@ uint64_t Router::flow_hash(std::span<const uint8_t> frame, const View& view) con
 uint32_t Router::choose(const Fib::Entry& route, uint64_t hash) noexcept {
   const auto n = static_cast<uint32_t>(route.ways.size());
   const uint32_t first = route.ways[of(hash, n)];
-  if (neighbours_.known(first)) return first;
+  if (usable(first)) return first;
   uint32_t alive = 0;
-  for (const uint32_t way : route.ways) alive += neighbours_.known(way);
+  for (const uint32_t way : route.ways) alive += usable(way);
   if (alive == 0) return first;
   counters_.next_hops_avoided++;
   uint32_t left = of(hash >> 32, alive);
   for (const uint32_t way : route.ways)
-    if (neighbours_.known(way) && left-- == 0) return way;
+    if (usable(way) && left-- == 0) return way;
   return first;
 }
 

@@ -39,6 +39,13 @@ class Router {
     return route(frame, true, now, interface);
   }
 
+  // For a frame that was routed before and could not be sent: kRouted, or why not. Nothing is held.
+  Fate route_again(Frame& frame, Time now, uint16_t& interface) noexcept {
+    return route(frame, false, now, interface);
+  }
+  // A routed port whose link is down is no way for those that have another.
+  void set_link(uint16_t port, bool up) noexcept { down_[port] = !up; }
+
   // For a frame of the engine, addressed to the MAC that the peer's request came from. Where its destination
   // lies behind a route, the route's next hop takes that one's place: when a spine dies, results go by
   // another. kRouted, or kNoRoute or kNeighbourUnresolved: the frame is unchanged, the caller may know
@@ -83,6 +90,10 @@ class Router {
                uint16_t& interface) noexcept;
   uint64_t flow_hash(std::span<const uint8_t> frame, const View& view) const noexcept;
   uint32_t choose(const Fib::Entry& route, uint64_t hash) noexcept;
+  bool usable(uint32_t way) const noexcept {
+    const uint16_t interface = neighbours_.interface(way);
+    return neighbours_.known(way) && (interface == kBridge || !down_[interface]);
+  }
   void hear_arp(std::span<const uint8_t> frame, uint32_t at, uint16_t interface, Time now) noexcept;
   void hear_neighbour(std::span<const uint8_t> frame, std::span<const uint8_t> message, uint16_t interface,
                       Time now) noexcept;
@@ -95,7 +106,7 @@ class Router {
 
   std::vector<InterfaceAddress> interfaces_;
   const LocalEndpoint& local_;
-  std::vector<uint8_t> routed_;  // by port
+  std::vector<uint8_t> routed_, down_;  // by port
   MacAddress mac_;
   uint64_t ecmp_seed_;
   FramePool& pool_;
