@@ -60,11 +60,12 @@ std::array<uint8_t, LeaseReply::kBytes> encode(const LeaseReply& r) {
 
 std::vector<uint8_t> encode(const LeaseRefusal& r) {
   const std::string text = r.text.substr(0, LeaseRefusal::kTextBytesMax);
-  const auto head = bytes_of(Head{.version = r.version,
-                                  .code = static_cast<uint8_t>(r.code),
-                                  .length = static_cast<uint8_t>(text.size())});
-  std::vector<uint8_t> out(head.begin(), head.end());
-  out.insert(out.end(), text.begin(), text.end());
+  const Head head{.version = r.version,
+                  .code = static_cast<uint8_t>(r.code),
+                  .length = static_cast<uint8_t>(text.size())};
+  std::vector<uint8_t> out(sizeof head + text.size());
+  std::memcpy(out.data(), &head, sizeof head);
+  std::copy(text.begin(), text.end(), out.begin() + sizeof head);
   return out;
 }
 

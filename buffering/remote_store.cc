@@ -568,7 +568,9 @@ void RemoteStore::shutdown(Time now, FrameList& out) noexcept {
   for (auto& l : impl_->lenders) impl_->part(*l, "the switch ends", now, out);
 }
 
-bool RemoteStore::idle() const { return impl_->cm.connections() == 0; }
+bool RemoteStore::closing() const { return impl_->closing; }
+
+bool RemoteStore::idle() const { return impl_->closing && impl_->cm.connections() == 0; }
 
 size_t RemoteStore::lenders() const { return impl_->lenders.size(); }
 

@@ -38,9 +38,11 @@ struct RemoteStoreConfig {
   uint8_t tos = 0;
   Time connect_timeout = std::chrono::seconds(2);
   Time again_min = std::chrono::milliseconds(100), again_max = std::chrono::seconds(10);
-  Time retransmit_timeout = std::chrono::milliseconds(16);
-  Time probe_after = std::chrono::milliseconds(200);  // an idle lender's death is noticed after both
-  Time peer_dead = std::chrono::milliseconds(800);
+  Time retransmit_timeout = std::chrono::milliseconds(8);
+  // A lender that is idle is asked for a sign of life after the one, and is dead after as much silence as the
+  // other. What waits behind what it holds waits so long: less than the spillway's max_residence.
+  Time probe_after = std::chrono::milliseconds(200);
+  Time peer_dead = std::chrono::milliseconds(80);
   uint64_t ca_guid = 0;
   uint64_t seed = 1;
   std::optional<uint32_t> first_psn;  // of tests
@@ -73,7 +75,8 @@ class RemoteStore final : public Store {
   bool receive(const roce::Packet& packet, Time now, FrameList& out) noexcept;
   // Ends the leases; what is still held is lost. Go on with receive() and poll() until idle().
   void shutdown(Time now, FrameList& out) noexcept;
-  bool idle() const;  // after shutdown(): all lenders know
+  bool closing() const;  // shutdown() was called
+  bool idle() const;     // and all lenders know
 
   bool write(uint32_t id, Frame& frame, Time now) noexcept override;
   void read(uint32_t id, Time now) noexcept override;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 
 #include "buffering/lazy_array.h"
 #include "buffering/store.h"
@@ -11,8 +12,9 @@ namespace millrace::buffering {
 
 class TieredStore final : public Store {
  public:
-  // Both outlive it and are its alone; ids are below `ids`.
-  TieredStore(Store& first, Store& second, uint32_t ids) : tiers_{&first, &second}, second_(ids) {}
+  // Ids are below `ids`, here and in both.
+  TieredStore(std::unique_ptr<Store> first, std::unique_ptr<Store> second, uint32_t ids)
+      : tiers_{std::move(first), std::move(second)}, second_(ids) {}
 
   bool write(uint32_t id, Frame& frame, Time now) noexcept override {
     for (uint8_t tier = 0; tier < 2; tier++) {
@@ -28,7 +30,7 @@ class TieredStore final : public Store {
     return tiers_[0]->next_event(event) || tiers_[1]->next_event(event);
   }
   void poll(Time now, FrameList& out) noexcept override {
-    for (Store* s : tiers_) s->poll(now, out);
+    for (auto& s : tiers_) s->poll(now, out);
   }
   Time next_deadline() const override {
     return std::min(tiers_[0]->next_deadline(), tiers_[1]->next_deadline());
@@ -39,7 +41,7 @@ class TieredStore final : public Store {
   uint32_t reads_max() const override { return std::max(tiers_[0]->reads_max(), tiers_[1]->reads_max()); }
 
  private:
-  Store* tiers_[2];
+  std::unique_ptr<Store> tiers_[2];
   LazyArray<uint8_t> second_;  // by id: 1 where the second has it
 };
 

@@ -585,8 +585,11 @@ TEST(TieredStore, TheSecondTakesWhatTheFirstHasNoRoomFor) {
   Rig r(1);
   r.start_and_connect();
   Bytes memory(10 * 1024);
-  LocalStore local(memory, 4096, r.pool);
-  TieredStore both(local, *r.store, 4096);
+  auto first = std::make_unique<LocalStore>(memory, 4096, r.pool);
+  const LocalStore& local = *first;
+  RemoteStore& remote = *r.store;
+  TieredStore both(std::move(first), std::move(r.store), 4096);
+  r.store.reset(&remote);  // given back below
   EXPECT_EQ(both.size(), local.size() + r.store->size());
   std::map<uint32_t, Bytes> kept;
   for (uint32_t id = 0; id < 30; id++) {
@@ -618,6 +621,7 @@ TEST(TieredStore, TheSecondTakesWhatTheFirstHasNoRoomFor) {
   }
   EXPECT_TRUE(kept.empty());
   EXPECT_EQ(both.used(), 0u);
+  (void)r.store.release();  // it is both's
 }
 
 }  // namespace
