@@ -19,9 +19,11 @@ Reception QueuePair::receive(const Packet& p, Time now) {
   }
   if (!p.op->rc) return Reception::kBadOpcode;
   if (p.op->response) {
-    if (p.opcode() == Opcode::kAtomicAcknowledge) return Reception::kBadOpcode;
+    const bool read = p.opcode() != Opcode::kAcknowledge && p.opcode() != Opcode::kAtomicAcknowledge;
+    if (p.opcode() != Opcode::kAcknowledge && !(read && config_.requester.reads_max > 0))
+      return Reception::kBadOpcode;
     heard_ = now;
-    if (p.opcode() != Opcode::kAcknowledge)
+    if (read)
       requester_.read_response(p, now);
     else
       requester_.acknowledge(p.psn(), p.aeth->syndrome, now);

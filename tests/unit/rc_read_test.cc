@@ -441,6 +441,14 @@ TEST_F(ReadResponder, RepeatsUnderWayDoNotCountAgainstTheLimit) {
   EXPECT_EQ(respond(), "O 1 8 | O 2 8 | O 3 8");
 }
 
+// One that has never been answered whole counts, however often it was begun.
+TEST_F(ReadResponder, OneBegunAgainStillCountsAgainstTheLimit) {
+  ask(0xFFFFFE, 0, 2 * kMtu), ask(0, 0, 8), ask(1, 0, 8);
+  EXPECT_EQ(respond(1), "F fffffe 256");
+  EXPECT_EQ(ask(0xFFFFFE, 0, 2 * kMtu), Arrival::kReadAgain);
+  EXPECT_EQ(ask(2, 0, 8), Arrival::kInvalid);
+}
+
 TEST_F(ReadResponder, BreachesAreRefused) {
   const uint8_t one[1] = {1};
   const Sent bad[] = {packet(Opcode::kReadRequest, 9, one, 0, 8),

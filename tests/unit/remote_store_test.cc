@@ -12,6 +12,7 @@
 #include "buffering/tiered_store.h"
 #include "host/memd_soft.h"
 #include "roce/error.h"
+#include "tests/unit/allocation.h"
 
 namespace millrace::buffering {
 namespace {
@@ -338,6 +339,64 @@ TEST(RemoteStore, SeveralReadsAreInFlight) {
     EXPECT_GE(round_trips, 160 / depth);
     EXPECT_LE(round_trips, 160 / depth + 160 / depth / 5 + 2);
   }
+}
+
+// The packet's path allocates nothing but frames of the pool.
+TEST(RemoteStore, APacketsJourneyAllocatesNothing) {
+  Rig r(1);
+  r.start_and_connect();
+  const auto journey = [&](bool forbidden) {
+    FrameList out;
+    Frame f = Frame::allocate(r.pool);
+    f.buffer()->length = 1000;
+    for (uint8_t& b : f.bytes()) b = 7;
+    StoreEvent e;
+    bool back = false;
+    allocation_forbidden = forbidden;
+    r.store->write(1, f, r.now);
+    r.store->read(1, r.now);
+    for (int i = 0; i < 20 && !back; i++) {
+      r.store->poll(r.now, out);
+      allocation_forbidden = false;  // wire and lender may
+      while (Frame sent = out.pop()) {
+        Frame copy = Frame::allocate(r.servers[0]->pool);
+        copy.buffer()->length = sent.total_length();
+        sent.copy_to(copy.buffer()->data());
+        r.servers[0]->lender.receive(std::move(copy), r.now, out);
+      }
+      r.servers[0]->lender.poll(r.now, out);
+      FrameList answers;
+      answers.splice(out);
+      while (Frame answer = answers.pop()) {
+        roce::Packet p;
+        ASSERT_EQ(roce::parse(answer.bytes(), p), roce::ParseVerdict::kOk);
+        allocation_forbidden = forbidden;
+        r.store->receive(p, r.now, out);
+        allocation_forbidden = false;
+      }
+      allocation_forbidden = forbidden;
+      back = r.store->next_event(e);
+    }
+    allocation_forbidden = false;
+    ASSERT_TRUE(back);
+    ASSERT_EQ(e.kind, StoreEvent::Kind::kRead);
+    ASSERT_EQ(e.frame.bytes().size(), 1000u);
+  };
+  journey(false);  // fills the pools
+  journey(true);
+}
+
+TEST(RemoteStore, TheLendersDepthIsKept) {
+  Rig r(0);
+  r.config.reads_max = 64;
+  r.add(64 * 4224);  // grants 16
+  r.start_and_connect();
+  EXPECT_EQ(r.store->reads_max(), 16u);
+  for (uint32_t id = 0; id < 60; id++) ASSERT_TRUE(r.write(id, 800));
+  for (uint32_t id = 0; id < 60; id++) r.read(id);
+  r.run_until([&] { return r.kept.empty(); });
+  EXPECT_EQ(r.back, 60u);
+  EXPECT_EQ(r.servers[0]->lender.counters().naks, 0u);
 }
 
 TEST(RemoteStore, LendersAreAPoolSpreadByRoom) {
