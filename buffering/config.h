@@ -68,7 +68,8 @@ struct SpillwayConfig {
     uint8_t bits = 128;  // of the 128, so 96 + those of an IPv4 prefix
   };
   std::vector<Prefix> source_prefixes;  // spill_src_prefix; empty: any
-  uint64_t pool_size = 256u << 20;      // spill_pool_size, bytes
+  uint64_t pool_size = 256u << 20;      // spill_pool_size, bytes of packets
+  uint32_t frames_max = UINT32_MAX;     // of the frame pool's buffers, for the local store
   uint64_t key_limit = kNoLimit;        // spill_key_limit, bytes
   uint32_t keys_max = 1024;             // spill_max_keys
   // Bytes in the queue; 0: half of ECN min and ECN min (64 KiB where the queue has no WRED profile).

@@ -1,9 +1,7 @@
-// Spilled packets in memory of the switch itself: copied into chains of small blocks, so that packets of any
-// length share the memory without waste, and out again into fresh frames. Pure; one worker; after
-// construction nothing is allocated.
+// Spilled packets in memory of the switch itself: in the very buffers that they were received into, so that
+// neither spilling nor draining copies anything. What a packet takes is a whole buffer of the frame pool; the
+// pool is made that much larger (`frames_max`). Pure; one worker; after construction nothing is allocated.
 #pragma once
-
-#include <span>
 
 #include "buffering/lazy_array.h"
 #include "buffering/store.h"
@@ -12,10 +10,10 @@ namespace millrace::buffering {
 
 class LocalStore final : public Store {
  public:
-  static constexpr uint32_t kBlock = 128;
-
-  // `memory` (hugepages in the switch) outlives the store; ids are below `ids`. Frames come from `pool`.
-  LocalStore(std::span<uint8_t> memory, uint32_t ids, FramePool& pool);
+  // `size`: bytes of packets; ids are below `ids`.
+  LocalStore(uint64_t size, uint32_t frames_max, uint32_t ids)
+      : size_(size), frames_max_(frames_max), packets_(ids) {}
+  ~LocalStore() override;
 
   bool write(uint32_t id, Frame& frame, Time now) noexcept override;
   void read(uint32_t id, Time now) noexcept override;
@@ -23,27 +21,20 @@ class LocalStore final : public Store {
   bool next_event(StoreEvent& event) noexcept override;
   void poll(Time, FrameList&) noexcept override {}
   Time next_deadline() const override { return kNever; }
-  uint64_t size() const override { return uint64_t{blocks_} * kBlock; }
-  uint64_t used() const override { return uint64_t{used_} * kBlock; }
-  uint32_t reads_max() const override { return kReadsMax; }
+  uint64_t size() const override { return size_; }
+  uint64_t used() const override { return used_; }
+  uint32_t reads_max() const override { return 32; }
 
  private:
-  static constexpr uint32_t kReadsMax = 8, kNone = UINT32_MAX;
+  static constexpr uint32_t kNone = UINT32_MAX;
   struct Packet {
-    uint32_t first;   // block
-    uint32_t length;  // bytes
-    uint32_t next;    // asked for after this one
+    FrameBuffer* frame;
+    uint32_t next;  // asked for after this one
   };
-  uint32_t take_block() noexcept;
-  void give_blocks(uint32_t first) noexcept;
+  Frame take(uint32_t id) noexcept;
 
-  std::span<uint8_t> memory_;
-  FramePool& pool_;
-  uint32_t blocks_;
-  uint32_t used_ = 0;
-  uint32_t fresh_ = 0;         // blocks from here on were never used
-  uint32_t free_ = kNone;      // the others, linked through next_
-  LazyArray<uint32_t> next_;   // by block
+  uint64_t size_, used_ = 0;
+  uint32_t frames_max_, frames_ = 0;
   LazyArray<Packet> packets_;  // by id
   uint32_t asked_first_ = kNone, asked_last_ = kNone;
 };

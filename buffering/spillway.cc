@@ -10,6 +10,7 @@ namespace {
 // packets is the limit.
 constexpr uint64_t kBytesPerId = 256;
 constexpr uint64_t kDefaultDrainOff = 64 << 10;
+__extension__ using Product = unsigned __int128;
 constexpr Time kExpiryInterval = std::chrono::milliseconds(1);
 
 bool within(const IpAddress& a, const SpillwayConfig::Prefix& p) {
@@ -63,29 +64,23 @@ bool Spillway::eligible(const Frame& frame, const Look& l) const noexcept {
                      [&](const SpillwayConfig::Prefix& p) { return within(source, p); });
 }
 
-// Seeded, so that nobody can choose addresses that collide.
-uint64_t Spillway::hash(const void* bytes, size_t n, uint64_t start) const noexcept {
-  uint64_t h = seed_ ^ start * 0x9E3779B97F4A7C15ull;
-  for (size_t at = 0; at < n; at += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, static_cast<const uint8_t*>(bytes) + at, std::min<size_t>(8, n - at));
-    h = (h ^ word) * 0xBF58476D1CE4E5B9ull;
-    h ^= h >> 29;
-  }
-  h *= 0x94D049BB133111EBull;
-  return h ^ h >> 32;
+// Seeded, so that nobody can choose addresses that collide: halves of 128-bit products, folded.
+uint64_t Spillway::mix(const IpAddress& a, uint64_t with) const noexcept {
+  uint64_t high, low;
+  std::memcpy(&high, a.bytes.data(), 8);
+  std::memcpy(&low, a.bytes.data() + 8, 8);
+  const auto product =
+      static_cast<Product>(low ^ seed_) * ((high + with) * 0x9E3779B97F4A7C15ull ^ 0xBF58476D1CE4E5B9ull);
+  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
 uint64_t Spillway::key_hash(uint32_t line, const IpAddress& destination) const noexcept {
-  return hash(destination.bytes.data(), 16, line + 1);
+  return mix(destination, line + 1);
 }
 
 // What is one flow is told by 64 bits of hash alone: two that shared them would share their order, too.
 uint64_t Spillway::flow_hash(const Frame& frame, const Look& l) const noexcept {
-  struct {
-    IpAddress source, destination;
-  } pair{source_of(frame, l), destination_of(frame, l)};
-  return hash(&pair, sizeof(pair), uint64_t{l.qpn} << 32 | 1);
+  return mix(destination_of(frame, l), mix(source_of(frame, l), uint64_t{l.qpn} << 32 | 1));
 }
 
 uint32_t Spillway::find_key(uint32_t line, const IpAddress& destination, uint64_t h) const noexcept {
@@ -328,13 +323,16 @@ void Spillway::remove_head(uint32_t key) noexcept {
 }
 
 bool Spillway::ready(Line& l, Time now) noexcept {
-  ask_ahead(l, now);
+  if (2 * l.ahead <= store_.reads_max()) {
+    ask_ahead(l, now);
+    collect();
+  }
+  if (head_is_back(l)) return true;
   collect();
   // collect() may have closed keys, down to the last one.
   for (uint32_t n = l.keys; n > 0; n--) {
-    const Key& k = keys_[l.cursor];
-    if (entries_[k.first].where == Where::kBack) return true;
-    l.cursor = k.after;
+    if (head_is_back(l)) return true;
+    l.cursor = keys_[l.cursor].after;
   }
   return false;
 }

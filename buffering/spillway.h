@@ -140,7 +140,7 @@ class Spillway {
   Line& line(uint16_t port, uint8_t queue) { return lines_[port * kClasses + queue]; }
   const Line& line(uint16_t port, uint8_t queue) const { return lines_[port * kClasses + queue]; }
   Port& port_of(const Key& k) { return ports_[k.line / kClasses]; }
-  uint64_t hash(const void* bytes, size_t n, uint64_t start) const noexcept;
+  uint64_t mix(const IpAddress& a, uint64_t with) const noexcept;
   uint64_t key_hash(uint32_t line, const IpAddress& destination) const noexcept;
   uint64_t flow_hash(const Frame& frame, const Look& l) const noexcept;
   uint32_t find_key(uint32_t line, const IpAddress& destination, uint64_t h) const noexcept;
@@ -149,6 +149,9 @@ class Spillway {
   void close(uint32_t key) noexcept;
   Offer append(uint32_t key, Frame& frame, Look& l, Time now) noexcept;
   Offer refuse(uint16_t port, Frame& frame, SpillDrop why) noexcept;
+  bool head_is_back(const Line& l) const noexcept {
+    return l.keys > 0 && entries_[keys_[l.cursor].first].where == Where::kBack;
+  }
   void ask_ahead(Line& l, Time now) noexcept;
   void collect() noexcept;
   bool ready(Line& l, Time now) noexcept;  // moves the cursor to a key whose head is back

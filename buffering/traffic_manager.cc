@@ -53,22 +53,34 @@ TrafficManager::TrafficManager(const Config& config, FramePool& pool, std::uniqu
   }
 }
 
+TrafficManager::PortState::PortState(const PortConfig& c)
+    : queue_of_tc(c.tc_to_queue), tc_of_dscp(c.dscp_to_tc), config(c) {}
+
+QueueCounters TrafficManager::counters(uint16_t port, uint8_t queue) const {
+  const PortState& p = ports_[port];
+  QueueCounters c = p.queues[queue].counters;
+  for (Amount* to : {&c.arrived, &c.sent})
+    to->packets += p.passed[queue].packets, to->bytes += p.passed[queue].bytes;
+  return c;
+}
+
 uint8_t TrafficManager::class_by_opcode(const Frame& frame, uint16_t map_of) const noexcept {
   const Look l = look(frame);
   if (l.kind == Look::Kind::kCnp && config_.cnp_tc) return *config_.cnp_tc;
   if (l.kind == Look::Kind::kAck && config_.ack_tc) return *config_.ack_tc;
-  return ports_[map_of].config.dscp_to_tc[l.dscp()];
+  return ports_[map_of].tc_of_dscp[l.dscp()];
 }
 
 void TrafficManager::enqueue_slow(Frame frame, uint16_t port, uint8_t q, uint8_t tc, uint16_t source,
                                   Time now, FrameList& out) noexcept {
   PortState& p = ports_[port];
   Queue& queue = p.queues[q];
+  const uint64_t bytes = frame.total_length();
+  queue.counters.arrived.add(bytes);
   if (!p.up) return drop(p, q, std::move(frame), QueueDrop::kLinkDown);
   if (queue.storm) return drop(p, q, std::move(frame), QueueDrop::kWatchdog);
   const bool own = source == kNoSource;
   const uint8_t group = own ? uint8_t{0} : ports_[source].config.tc_to_pg[tc];
-  const uint64_t bytes = frame.total_length();
   Look l = own ? Look{} : look(frame);
   bool eligible = false;
   if (spillway_ && !own) {
@@ -202,8 +214,8 @@ void TrafficManager::run(PortState& p, uint16_t port, Time now, FrameList& out) 
     const int q = choose(p);
     if (q < 0) break;
     Frame frame = pop(p, port, static_cast<uint8_t>(q), now, out);
-    const uint64_t bytes = frame.total_length();
-    send(p, static_cast<uint8_t>(q), std::move(frame), port, bytes, now, kLagMax, out);
+    p.queues[q].counters.sent.add(frame.total_length());
+    send(p, std::move(frame), port, now, kLagMax, out);
   }
   renew_slow(p, port);
 }
@@ -302,7 +314,12 @@ bool TrafficManager::hear_pause(const Frame& frame, uint16_t port, Time now) noe
     if (!pause->priorities[q]) continue;
     (pause->quanta[q] != 0 ? p.pfc.pauses_received : p.pfc.resumes_received)++;
     if (!p.config.pfc[q]) continue;
-    p.queues[q].paused_until = now + quanta_time(pause->quanta[q], speed(p));
+    Queue& queue = p.queues[q];
+    queue.paused_until = now + quanta_time(pause->quanta[q], speed(p));
+    if (pause->quanta[q] != 0 && !(p.paused & bit(q)) && (p.backlog & bit(q))) {
+      queue.stuck_since = now;
+      queue.sent_seen = queue.counters.sent.packets;
+    }
     if (pause->quanta[q] != 0)
       p.paused |= bit(q);
     else
@@ -369,14 +386,22 @@ void TrafficManager::watch(Time now, FrameList& out) noexcept {
       const bool waiting = (p.backlog & bit(q)) || (spillway_ && spillway_->holds(port, q));
       const bool moved = queue.counters.sent.packets != queue.sent_seen;
       queue.sent_seen = queue.counters.sent.packets;
-      queue.stuck = paused && waiting && !moved ? queue.stuck + interval : Time{};
-      queue.calm = paused ? Time{} : queue.calm + interval;
-      if (!queue.storm && queue.stuck >= config_.watchdog.detection) {
+      if (!paused || !waiting || moved)
+        queue.stuck_since = kNever;
+      else if (queue.stuck_since == kNever)
+        queue.stuck_since = now;
+      if (paused)
+        queue.calm_since = kNever;
+      else if (queue.calm_since == kNever)
+        queue.calm_since = now;
+      if (!queue.storm && queue.stuck_since != kNever &&
+          now - queue.stuck_since >= config_.watchdog.detection) {
         queue.storm = true;
         queue.counters.storms++;
         empty_queue(p, port, q, QueueDrop::kWatchdog, now, out);
         if (spillway_) spillway_->drop_all(port, q, SpillDrop::kWatchdog);
-      } else if (queue.storm && queue.calm >= config_.watchdog.restoration) {
+      } else if (queue.storm && queue.calm_since != kNever &&
+                 now - queue.calm_since >= config_.watchdog.restoration) {
         queue.storm = false;
       }
       any |= paused || queue.storm;
@@ -386,15 +411,16 @@ void TrafficManager::watch(Time now, FrameList& out) noexcept {
   next_watch_ = any ? now + interval : kNever;
 }
 
-void TrafficManager::set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept {
+bool TrafficManager::set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept {
   PortState& p = ports_[port];
-  if (p.up == up) return;
+  if (p.up == up) return false;
   p.up = up;
   if (!up)
     for (uint8_t q = 0; q < kClasses; q++) empty_queue(p, port, q, QueueDrop::kLinkDown, now, out);
   if (spillway_) up ? spillway_->unflush(port) : spillway_->flush(port);
   list(p, port);
   renew_slow(p, port);
+  return true;
 }
 
 void TrafficManager::reroute(uint16_t port, Time now) noexcept {
@@ -411,7 +437,7 @@ void TrafficManager::reenqueue(Frame frame, std::optional<uint16_t> port) noexce
   if (!port || *port == before || !ports_[*port].up)
     return spillway_->count_lost_again(before, bytes, SpillDrop::kUnrouted);
   PortState& p = ports_[*port];
-  const uint8_t q = p.config.tc_to_queue[class_of(frame, *port)];
+  const uint8_t q = p.queue_of_tc[class_of(frame, *port)];
   const SharedBuffer::Place place{*port, q, kNoSource, 0};
   if (p.queues[q].storm || frames_ >= config_.frames_max || !fits(buffer_.ask(place, bytes)))
     return spillway_->count_lost_again(before, bytes, SpillDrop::kNotAgain);

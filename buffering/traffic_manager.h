@@ -68,12 +68,11 @@ class TrafficManager {
   // are never marked and never spilled. What may leave at once is appended to `out`, its port set.
   void enqueue(Frame frame, uint16_t port, uint16_t source, Time now, FrameList& out) noexcept {
     PortState& p = ports_[port];
-    const uint64_t bytes = frame.total_length();
     const uint8_t tc = class_of(frame, source == kNoSource ? port : source);
-    const uint8_t q = p.config.tc_to_queue[tc];
-    p.queues[q].counters.arrived.add(bytes);
-    if (p.backlog == 0 && (p.slow >> q & 1) == 0 && p.room > 0 && p.free_at <= now) {
-      send(p, q, std::move(frame), port, bytes, now, Time{}, out);
+    const uint8_t q = p.queue_of_tc[tc];
+    if (p.backlog == 0 && (p.slow >> q & 1) == 0 && p.room > 0 && p.free_at <= now) [[likely]] {
+      p.passed[q].add(frame.total_length());
+      send(p, std::move(frame), port, now, Time{}, out);
       return;
     }
     enqueue_slow(std::move(frame), port, q, tc, source, now, out);
@@ -88,7 +87,8 @@ class TrafficManager {
   // How many frames the device behind the port takes before the next call.
   void set_room(uint16_t port, uint32_t frames) noexcept { ports_[port].room = frames; }
   bool waits_for_room() const noexcept { return waits_for_room_; }
-  void set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept;
+  // Whether that is news.
+  bool set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept;
   // Packets of a port whose link is down, to be routed anew with reenqueue().
   Frame next_rerouted() noexcept { return rerouted_.pop(); }
   // Drops and counts what finds no other port (nullopt), or no room there.
@@ -100,9 +100,7 @@ class TrafficManager {
   uint32_t frames_queued() const { return frames_; }
   const SharedBuffer& buffer() const { return buffer_; }
   const Spillway* spillway() const { return spillway_ ? &*spillway_ : nullptr; }
-  const QueueCounters& counters(uint16_t port, uint8_t queue) const {
-    return ports_[port].queues[queue].counters;
-  }
+  QueueCounters counters(uint16_t port, uint8_t queue) const;
   const PfcCounters& pfc_counters(uint16_t port) const { return ports_[port].pfc; }
   uint64_t queue_bytes(uint16_t port, uint8_t queue) const { return buffer_.queue_bytes(port, queue); }
   bool paused(uint16_t port, uint8_t queue) const { return ports_[port].paused >> queue & 1; }
@@ -116,26 +114,33 @@ class TrafficManager {
     FrameList frames;
     int64_t deficit = 0;
     Time paused_until{};
-    Time stuck{}, calm{};  // for how long the watchdog has seen it paused, or not
+    Time stuck_since = kNever, calm_since = kNever;  // as the watchdog has seen it
     uint64_t sent_seen = 0;
     bool storm = false;
     QueueCounters counters;
   };
-  struct PortState {
-    explicit PortState(const PortConfig& c) : config(c) {}
-    PortConfig config;
+  // What every frame touches stands first.
+  struct alignas(64) PortState {
+    explicit PortState(const PortConfig& c);
     uint8_t backlog = 0;  // bit per queue that has frames
     uint8_t slow = 0;     // bit per queue that no frame may pass straight through
-    uint8_t strict = 0;   // bit per queue
+    std::array<uint8_t, kClasses> queue_of_tc;
+    uint64_t room = UINT64_MAX;  // no limit that anybody will reach
+    uint64_t ps_per_byte = 0;    // 0: no shaping
+    // Until when the port is busy with what was sent; `…_ps` is the part below a nanosecond.
+    Time free_at{};
+    uint64_t free_ps = 0;
+    std::array<uint8_t, 64> tc_of_dscp;
+    std::array<Amount, kClasses> passed{};  // straight through, by queue: arrived and sent
+
+    uint8_t strict = 0;  // bit per queue
     uint8_t paused = 0, pausing = 0;
     uint8_t turn = 0;      // DWRR: whose it is
     bool turn_new = true;  // it has not had its quantum yet
     bool up = true, listed = false;
-    uint32_t room = UINT32_MAX;
-    uint64_t ps_per_byte = 0;  // 0: no shaping
-    // Until when the port is busy with what was sent; `…_ps` is the part below a nanosecond.
-    Time free_at{}, drain_at{};
-    uint64_t free_ps = 0, drain_ps = 0, drain_ps_per_byte = 0;
+    Time drain_at{};
+    uint64_t drain_ps = 0, drain_ps_per_byte = 0;
+    PortConfig config;
     Time pause_again = kNever;  // pauses are refreshed
     std::array<Queue, kClasses> queues;
     PfcCounters pfc;
@@ -143,15 +148,14 @@ class TrafficManager {
 
   uint8_t class_of(const Frame& frame, uint16_t map_of) const noexcept {
     if (classes_by_opcode_) return class_by_opcode(frame, map_of);
-    return ports_[map_of].config.dscp_to_tc[dscp_of(frame)];
+    return ports_[map_of].tc_of_dscp[dscp_of(frame)];
   }
   // Hands the frame over to the port, which is busy with it from then on. `lag`: how late a poll may be
   // without the port losing time.
-  static void send(PortState& p, uint8_t q, Frame frame, uint16_t port, uint64_t bytes, Time now, Time lag,
-                   FrameList& out) noexcept {
-    p.queues[q].counters.sent.add(bytes);
+  static void send(PortState& p, Frame frame, uint16_t port, Time now, Time lag, FrameList& out) noexcept {
     p.room--;
-    if (p.ps_per_byte != 0) occupy(p.free_at, p.free_ps, (bytes + kWireOverhead) * p.ps_per_byte, now, lag);
+    if (p.ps_per_byte != 0)
+      occupy(p.free_at, p.free_ps, (frame.total_length() + kWireOverhead) * p.ps_per_byte, now, lag);
     frame.set_port(port);
     out.push(std::move(frame));
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "aggregation/engine.h"
+#include "buffering/config.h"
 #include "switch/capture.h"
 #include "switch/impair.h"
 #include "switch/l2.h"
@@ -32,7 +33,8 @@ struct Config {
   L2Config l2;
   RoutingConfig routing;  // interfaces: the addresses again, with their subnets
   std::vector<PortConfig> ports;
-  std::optional<CaptureConfig> capture;  // of all ports together
+  std::optional<buffering::Config> buffers;  // traffic manager and spillway, by `qos`; its ports are these
+  std::optional<CaptureConfig> capture;      // of all ports together
   IdleConfig idle;
   uint32_t frame_count = 16384;
   uint32_t frame_room = 4608;  // bytes, headroom included

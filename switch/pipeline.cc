@@ -55,13 +55,9 @@ std::unique_ptr<buffering::Store> Pipeline::make_store(const PipelineConfig& con
   const buffering::SpillwayConfig& spillway = config.buffers->spillway;
   if (!spillway.enabled) return nullptr;
   const uint32_t ids = buffering::Spillway::ids_max(spillway);
+  const uint64_t here = config.remote ? config.spill_local : spillway.pool_size;
   std::unique_ptr<buffering::Store> local;
-  std::span<uint8_t> memory = config.spill_memory;
-  if (memory.empty() && !config.remote) {
-    spill_memory_.emplace(spillway.pool_size);
-    memory = {&(*spill_memory_)[0], spillway.pool_size};
-  }
-  if (!memory.empty()) local = std::make_unique<buffering::LocalStore>(memory, ids, pool_);
+  if (here != 0) local = std::make_unique<buffering::LocalStore>(here, spillway.frames_max, ids);
   if (!config.remote) return local;
   if (!router_)
     throw Error(ErrorCode::kConfig,
@@ -319,7 +315,7 @@ std::optional<uint16_t> Pipeline::another_way(Frame& frame, Time now) noexcept {
 
 void Pipeline::set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept {
   if (router_) router_->set_link(port, up);
-  if (buffers_) buffers_->set_link(port, up, now, out);
+  if (!buffers_ || !buffers_->set_link(port, up, now, out)) return;
   finish(now, out);
 }
 

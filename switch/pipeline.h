@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "aggregation/engine.h"
-#include "buffering/lazy_array.h"
 #include "buffering/remote_store.h"
 #include "buffering/traffic_manager.h"
 #include "switch/counters.h"
@@ -25,12 +24,11 @@ struct PipelineConfig {
   RoutingConfig routing;             // its interfaces, if any, have all of those addresses
   // Without it frames leave for their ports at once, and whoever drives the pipeline queues and drops.
   std::optional<buffering::Config> buffers = std::nullopt;
-  // Of the local store; empty: the pipeline takes pool_size from the heap, unless there are lenders, when
-  // there is no local store then.
-  std::span<uint8_t> spill_memory = {};
-  // Servers that lend memory to the spillway, behind what is local. Who we are (MAC, addresses, seed)
-  // is taken from the engine's configuration, `ids` from the spillway's.
+  // Servers that lend memory to the spillway. Who we are (MAC, addresses, seed) is taken from the engine's
+  // configuration, `ids` from the spillway's. Of pool_size, `spill_local` bytes stay here, and are used
+  // first.
   std::optional<buffering::RemoteStoreConfig> remote = std::nullopt;
+  uint64_t spill_local = 0;
 };
 
 class Pipeline {
@@ -109,8 +107,7 @@ class Pipeline {
   L2Table l2_;
   std::vector<TokenBucket> flood_buckets_;  // by ingress port; the last is the engine's and the router's
   aggregation::Engine engine_;
-  FrameList engine_out_;  // of the remote store too; empty between calls
-  std::optional<buffering::LazyArray<uint8_t>> spill_memory_;
+  FrameList engine_out_;                      // of the remote store too; empty between calls
   buffering::RemoteStore* remote_ = nullptr;  // the traffic manager's, if any
   bool ending_ = false;
   std::optional<buffering::TrafficManager> buffers_;

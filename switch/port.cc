@@ -286,6 +286,12 @@ rte_mbuf* Port::chain(FrameBuffer* b) noexcept {
   return head;
 }
 
+bool Port::link_up() const noexcept {
+  rte_eth_link link{};
+  // A device that cannot tell has its link up.
+  return rte_eth_link_get_nowait(id_, &link) != 0 || link.link_status == RTE_ETH_LINK_UP;
+}
+
 PortStatus Port::status() const {
   PortStatus status;
   status.name = name_;

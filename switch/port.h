@@ -84,6 +84,9 @@ class Port {
   void send(Frame frame) noexcept { queue_.push(std::move(frame)); }
   // What the driver does not take stays for the next call.
   void flush() noexcept;
+  // How many frames the traffic manager may send here now: few, so that they wait in its queues, not in ours.
+  uint32_t room() const { return has_queued() ? 0 : kRoom; }
+  bool link_up() const noexcept;
   bool has_queued() const { return !queue_.empty() || refused_count_ > 0; }
   // Drops what is queued and stops the device.
   void stop() noexcept;
@@ -93,6 +96,7 @@ class Port {
  private:
   static constexpr uint16_t kBurst = 32;
   static constexpr size_t kQueueMax = 4096;  // frames waiting for the driver
+  static constexpr uint32_t kRoom = 512;
   static constexpr uint32_t kCopyMax = 256;  // up to this size a copy is cheaper than a chain
 
   void configure();

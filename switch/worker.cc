@@ -17,8 +17,11 @@ Time read_clock(clockid_t id) {
   return std::chrono::seconds(t.tv_sec) + std::chrono::nanoseconds(t.tv_nsec);
 }
 
+constexpr Time kLinkInterval = 100ms;
+
 PipelineConfig pipeline_config(const Config& config) {
-  return {static_cast<uint16_t>(config.ports.size()), config.l2, config.engine, config.routing};
+  return {static_cast<uint16_t>(config.ports.size()), config.l2, config.engine, config.routing,
+          config.buffers};
 }
 
 }  // namespace
@@ -124,11 +127,20 @@ bool Worker::turn(Time now) noexcept {
     }
     lane->rx.poll(now, received_);
   }
+  if (now >= next_link_check_) watch_links(now);
+  for (size_t i = 0; i < lanes_.size(); i++)
+    pipeline_.set_room(static_cast<uint16_t>(i), lanes_[i]->port.room());
   if (!received_.empty()) pipeline_.process(received_, now, out_);
-  if (now >= pipeline_.next_deadline()) pipeline_.poll(now, out_);
+  if (now >= pipeline_.next_deadline() || pipeline_.waits_for_room()) pipeline_.poll(now, out_);
   worked |= !out_.empty();
   transmit(now);
   return worked;
+}
+
+void Worker::watch_links(Time now) noexcept {
+  next_link_check_ = now + kLinkInterval;
+  for (size_t i = 0; i < lanes_.size(); i++)
+    pipeline_.set_link(static_cast<uint16_t>(i), lanes_[i]->port.link_up(), now, out_);
 }
 
 void Worker::transmit(Time now) noexcept {

@@ -60,6 +60,7 @@ class Worker {
   };
 
   bool turn(Time now) noexcept;  // whether there was anything to do
+  void watch_links(Time now) noexcept;
   void transmit(Time now) noexcept;
   bool execute_commands(Time now);
   void execute(Command& command, Time now);
@@ -75,6 +76,7 @@ class Worker {
   std::vector<std::unique_ptr<Lane>> lanes_;
   FrameList arrived_, received_, out_, leaving_;  // empty between turns
   Time started_;
+  Time next_link_check_{};
   Time last_work_{};
   Time sleep_{};  // of the next rest
 };

@@ -643,8 +643,7 @@ TEST(SoftLender, GuardsWhatItLends) {
 TEST(TieredStore, TheSecondTakesWhatTheFirstHasNoRoomFor) {
   Rig r(1);
   r.start_and_connect();
-  Bytes memory(10 * 1024);
-  auto first = std::make_unique<LocalStore>(memory, 4096, r.pool);
+  auto first = std::make_unique<LocalStore>(10 * 1024, 10, 4096);
   const LocalStore& local = *first;
   RemoteStore& remote = *r.store;
   TieredStore both(std::move(first), std::move(r.store), 4096);

@@ -271,8 +271,7 @@ TEST(RemoteSpill, AtItsEndTheLeasesEnd) {
 TEST(RemoteSpill, LocalMemoryComesFirst) {
   for (const size_t local : {size_t{4} << 20, size_t{128} << 10}) {
     Rig r(1);
-    Bytes memory(local);
-    r.config.spill_memory = memory;
+    r.config.spill_local = local;
     r.start();
     r.run(milliseconds(5), nanoseconds(4392));
     r.run(milliseconds(12));
