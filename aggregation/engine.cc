@@ -68,19 +68,6 @@ void Engine::Impl::forget_completions(Link& link) {
   }
 }
 
-void Engine::Impl::send_cnp(Link& link, Time now, FrameList& out) {
-  if (link.cnp_sent >= Time{} && now - link.cnp_sent < microseconds(50)) return;
-  roce::TransportFields f;
-  f.opcode = roce::Opcode::kCnp;
-  f.dest_qp = link.qp.wire().remote_qpn;
-  f.pkey = link.qp.wire().pkey;
-  Frame cnp = roce::build(pool, link.qp.wire().path, f, {});
-  if (!cnp) return;
-  link.cnp_sent = now;
-  counters.cnps_sent++;
-  out.push(std::move(cnp));
-}
-
 void Engine::Impl::receive(Frame frame, const roce::Packet& packet, Time now, FrameList& out) {
   counters.packets++;
   if (packet.dest_qp() == kGsiQpn) {
@@ -123,11 +110,11 @@ void Engine::Impl::receive(Frame frame, const roce::Packet& packet, Time now, Fr
     case Reception::kResponse: {
       forget_completions(link);
       if (link.qp.requester().failed()) lost(link, "refused a result with a NAK", now);
-      next_tick = std::min(next_tick, link.qp.next_deadline());
+      next_tick = std::min(next_tick, link.qp.next_timer());
       break;
     }
     case Reception::kNewRequest:
-      if (packet.ecn_ce()) send_cnp(link, now, out);
+      if (packet.ecn_ce() && link.qp.send_cnp(pool, now, out)) counters.cnps_sent++;
       handle_request(link, std::move(frame), packet, now);
       if (link.member->kind == Member::Kind::kChild && link.group->state == Group::State::kJoining) {
         // It may have said that ranks have come.
@@ -236,7 +223,7 @@ void Engine::Impl::tick_group(Group& g, Time now, FrameList& out) {
 // False: the link is gone, and its member with it.
 bool Engine::Impl::tick_link(Link& link, Time now, FrameList& out) {
   if (link.disconnected) return true;  // it has said goodbye and owes nothing
-  if (now >= link.qp.next_deadline()) {
+  if (now >= link.qp.next_timer()) {
     const bool joining = link.group->state == Group::State::kJoining;
     if (link.qp.dead(now) && joining && (!link.established || link.member->kind == Member::Kind::kChild)) {
       evict(*link.member, now, out);
@@ -251,7 +238,7 @@ bool Engine::Impl::tick_link(Link& link, Time now, FrameList& out) {
     link.qp.tick(now);
     if (link.qp.wants_to_emit()) queue(link);
   }
-  const Time deadline = link.qp.next_deadline();
+  const Time deadline = link.qp.next_timer();
   if (deadline > now) next_tick = std::min(next_tick, deadline);
   return true;
 }
@@ -281,21 +268,26 @@ void Engine::Impl::poll(Time now, FrameList& out) {
   handle_cm_events(now, out);
   if (!contested.empty()) settle_contested(now, out);
   if (now >= next_tick) tick(now, out);
+  next_paced = kNever;
   for (size_t turns = active_size; turns > 0; turns--) {
     Link& link = *active[active_head];
     active_head = (active_head + 1) % active.size();
     active_size--;
     link.queued = false;
     if (link.disconnected) continue;
-    if (link.qp.emit(pool, combine, kPacketsPerTurn, now, out)) queue(link);
-    next_tick = std::min(next_tick, link.qp.next_deadline());
+    const bool more = link.qp.emit(pool, combine, kPacketsPerTurn, now, out);
+    // Whoever its pace holds back stays in line: ticks, which visit every link, are too dear for each packet.
+    const Time held = link.qp.requester().held_until();
+    if (more || held != kNever) queue(link);
+    next_paced = std::min(next_paced, held);
+    next_tick = std::min(next_tick, link.qp.next_timer());
   }
   if (!ended.empty()) bury(now, out);
   if (!queued_joins.empty()) settle_waiting(now, out);
 }
 
 Time Engine::Impl::next_deadline() const {
-  Time t = std::min(cm.next_deadline(), next_tick);
+  Time t = std::min({cm.next_deadline(), next_tick, next_paced});
   if (active_size > 0) t = std::min(t, polled + microseconds(50));
   if (!contested.empty() || !queued_joins.empty()) t = std::min(t, polled + milliseconds(50));
   return t;
@@ -370,6 +362,8 @@ std::vector<GroupInfo> Engine::Impl::groups_info(Time now) const {
         }
         if (mi.qpn == 0) mi.qpn = l->qp.local().value, mi.remote_qpn = l->qp.wire().remote_qpn.value;
         mi.silent_for = std::min(mi.silent_for, now - l->qp.heard());
+        if (const uint64_t rate = l->qp.requester().dcqcn().rate(now); rate < config.line_rate)
+          mi.rate = mi.rate == 0 ? rate : std::min(mi.rate, rate);
         mi.segments += l->segment;
         mi.results += l->results;
         if (!g->stripe.empty()) {

@@ -41,8 +41,9 @@ struct EngineConfig {
   Time probe_after = std::chrono::seconds(1);
   Time peer_dead = std::chrono::seconds(5);
   Time retransmit_timeout = std::chrono::milliseconds(67);  // 4.096 µs × 2^14, as hosts are told to use
-  std::map<uint32_t, Tenant> tenants;                       // by id; empty: the switch runs open
-  std::optional<uint32_t> first_psn;                        // fixes every first PSN, for tests of the wrap
+  uint64_t line_rate = 100'000'000'000;  // bit/s, where DCQCN's rate of a queue pair begins
+  std::map<uint32_t, Tenant> tenants;    // by id; empty: the switch runs open
+  std::optional<uint32_t> first_psn;     // fixes every first PSN, for tests of the wrap
   uint64_t seed = 1;  // of queue pair numbers, PSNs and IDs; from the system's entropy in production
 };
 
@@ -54,6 +55,7 @@ struct MemberInfo {
   uint32_t remote_qpn = 0;
   bool connected = false;
   Time silent_for{};        // since anything valid came from it
+  uint64_t rate = 0;        // bit/s that CNPs hold its slowest queue pair to; 0: none does
   uint64_t segments = 0;    // contributed, all stripes
   uint64_t results = 0;     // segments whose result has been sent to it
   bool waited_for = false;  // others have contributed to a segment that this member has not

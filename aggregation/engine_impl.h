@@ -29,7 +29,6 @@ struct Engine::Impl {
   void tick_group(Group& group, Time now, FrameList& out);
   void queue(Link& link);  // has something to send
   static void forget_completions(Link& link);
-  void send_cnp(Link& link, Time now, FrameList& out);
   static void add_counts(const roce::QueuePair& qp, Counters& counters);
   Counters totals() const;
   std::vector<GroupInfo> groups_info(Time now) const;
@@ -139,6 +138,7 @@ struct Engine::Impl {
   std::vector<Link*> active;
   size_t active_head = 0, active_size = 0;
   Time next_tick = kNever;
+  Time next_paced = kNever;  // when the first of the links that their pace holds back may send
   Time polled{};
   bool shutting_down = false;
 };

@@ -156,6 +156,7 @@ roce::QueuePairConfig Engine::Impl::qp_config(const roce::Path& path, Qpn local,
   qc.requester.first_psn = remote.first_psn;
   qc.requester.mtu = config.mtu;
   qc.requester.retransmit_timeout = config.retransmit_timeout;
+  qc.requester.dcqcn.line_rate = config.line_rate;
   qc.probe_after = config.probe_after;
   qc.peer_dead = config.peer_dead;
   return qc;

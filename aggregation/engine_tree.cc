@@ -38,6 +38,7 @@ void Engine::Impl::connect_up(Group& g, Time now, FrameList& out) {
     path.dst_ip = up.member.address;
     path.src_ip = *std::find_if(config.addresses.begin(), config.addresses.end(),
                                 [&](auto& a) { return a.is_v4() == path.dst_ip.is_v4(); });
+    path.tos = roce::kEct0;
     path.src_port = roce::flow_source_port(kGsiQpn, kGsiQpn);
     JoinRequest join;
     join.child = true;

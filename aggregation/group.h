@@ -40,7 +40,6 @@ struct Link {
   bool control = false;          // this message is no segment
   std::vector<uint8_t> message;  // of those, what has come
   uint64_t results = 0;          // segments whose result has been handed to the requester
-  Time cnp_sent{-1};
 };
 
 struct Member {

@@ -468,8 +468,8 @@ mr_status mr_comm_get_stats(mr_comm* comm, mr_comm_stats* stats) {
     if (comm == nullptr || stats == nullptr) return misused("mr_comm_get_stats: comm or stats is NULL");
     LinkStats s;
     if (comm->membership) s = comm->context->context.stats(comm->membership);
-    *stats = {s.packets_sent,  s.packets_received,  s.retransmitted,       s.timeouts,
-              s.naks_received, s.rnr_naks_received, s.duplicates_received, s.out_of_sequence};
+    *stats = {s.packets_sent,      s.packets_received,    s.retransmitted,   s.timeouts,      s.naks_received,
+              s.rnr_naks_received, s.duplicates_received, s.out_of_sequence, s.cnps_received, s.cnps_sent};
     return MR_OK;
   });
 }

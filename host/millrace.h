@@ -107,6 +107,7 @@ typedef struct mr_request_info {
 typedef struct mr_comm_stats {
   uint64_t packets_sent, packets_received, retransmitted, timeouts, naks_received, rnr_naks_received,
       duplicates_received, out_of_sequence;
+  uint64_t cnps_received, cnps_sent; /* of congestion control (DCQCN) */
 } mr_comm_stats;
 
 /* What the switch decided when the group started. */

@@ -50,7 +50,7 @@ struct SoftEngine::Impl {
     uint64_t posted = 0;
     std::deque<std::vector<uint8_t>> messages;  // sent and not acknowledged
     std::vector<uint8_t> message;               // the SEND being received
-    uint64_t duplicates = 0, gaps = 0, packets = 0;
+    uint64_t duplicates = 0, gaps = 0, packets = 0, cnps = 0;
   };
   struct Region {
     uint8_t* base;
@@ -166,6 +166,7 @@ void SoftEngine::Impl::receive(Frame frame, Time t, FrameList& out) {
   work = true;
   switch (link.qp->receive(p, now)) {
     case Reception::kNewRequest:
+      if (p.ecn_ce() && link.qp->send_cnp(pool, now, out)) link.cnps++;
       handle_request(link, p);
       break;
     case Reception::kDuplicate:
@@ -224,6 +225,7 @@ void SoftEngine::Impl::handle_cm_events(FrameList& out) {
         qc.requester.mtu = link.request.mtu;
         qc.requester.requests_max = static_cast<uint32_t>(link.headers.size()) + 1;
         qc.requester.retransmit_timeout = config.retransmit_timeout;
+        qc.requester.dcqcn.line_rate = config.line_rate;
         qc.probe_after = config.probe_after;
         qc.peer_dead = config.peer_dead;
         link.qp = std::make_unique<roce::QueuePair>(qc, now);
@@ -281,6 +283,8 @@ void SoftEngine::Impl::try_resolve(Link& link, FrameList& out) {
     link.resolve_at = now + kResolveEvery;
     return;
   }
+  // The switch answers in the class that it is asked in, so this holds for results, too.
+  path->tos |= roce::kEct0;
   do next_qpn = (next_qpn + 1) & 0xFFFFFF;
   while (next_qpn < 16 || by_qpn.contains(next_qpn));
   link.qpn = Qpn{next_qpn};
@@ -465,11 +469,13 @@ LinkStats SoftEngine::stats(LinkId id) const {
   s.out_of_sequence = link.gaps;
   if (!link.qp) return s;
   const roce::RequesterCounters& r = link.qp->requester().counters();
-  s.packets_sent = r.packets_sent + link.qp->acks_sent();
+  s.packets_sent = r.packets_sent + link.qp->acks_sent() + link.cnps;
   s.retransmitted = r.retransmitted;
   s.timeouts = r.timeouts;
   s.naks_received = r.naks;
   s.rnr_naks_received = r.rnr_naks;
+  s.cnps_received = r.cnps;
+  s.cnps_sent = link.cnps;
   return s;
 }
 

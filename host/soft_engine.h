@@ -16,6 +16,7 @@ struct SoftConfig {
   uint64_t ca_guid = 1;
   uint64_t seed = 1;  // of QPNs, PSNs, rkeys
   Time retransmit_timeout = std::chrono::milliseconds(67);
+  uint64_t line_rate = 100'000'000'000;  // bit/s, where DCQCN's rate of a queue pair begins
   Time probe_after = std::chrono::seconds(1);
   Time peer_dead = std::chrono::seconds(5);
   std::optional<uint32_t> first_psn;

@@ -58,7 +58,8 @@ struct Completion {
 
 struct LinkStats {
   uint64_t packets_sent = 0, packets_received = 0, retransmitted = 0, timeouts = 0, naks_received = 0,
-           rnr_naks_received = 0, duplicates_received = 0, out_of_sequence = 0;
+           rnr_naks_received = 0, duplicates_received = 0, out_of_sequence = 0, cnps_received = 0,
+           cnps_sent = 0;
 
   LinkStats& operator+=(const LinkStats& o) {
     packets_sent += o.packets_sent;
@@ -69,6 +70,8 @@ struct LinkStats {
     rnr_naks_received += o.rnr_naks_received;
     duplicates_received += o.duplicates_received;
     out_of_sequence += o.out_of_sequence;
+    cnps_received += o.cnps_received;
+    cnps_sent += o.cnps_sent;
     return *this;
   }
 };

@@ -51,6 +51,8 @@ LinkStats device_counts(const VerbsDevice& d) {
   s.rnr_naks_received = d.counter("rcvd_rnr_err") + d.counter("rnr_nak_retry_err");
   s.duplicates_received = d.counter("duplicate_request");
   s.out_of_sequence = d.counter("out_of_seq_request") + d.counter("out_of_sequence");
+  s.cnps_received = d.counter("rp_cnp_handled");
+  s.cnps_sent = d.counter("np_cnp_sent");
   return s;
 }
 
@@ -546,6 +548,8 @@ LinkStats VerbsLink::stats() const {
   s.rnr_naks_received -= before.rnr_naks_received;
   s.duplicates_received -= before.duplicates_received;
   s.out_of_sequence -= before.out_of_sequence;
+  s.cnps_received -= before.cnps_received;
+  s.cnps_sent -= before.cnps_sent;
   return s;
 }
 

@@ -8,6 +8,9 @@
 
 namespace millrace::roce {
 
+// In Path::tos: ECN-capable, so that a congested switch marks instead of dropping (RFC 3168's ECT(0)).
+inline constexpr uint8_t kEct0 = 2;
+
 // Where packets of one connection go: everything below the BTH.
 struct Path {
   MacAddress src_mac, dst_mac;

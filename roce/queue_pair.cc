@@ -4,6 +4,15 @@
 
 namespace millrace::roce {
 
+namespace {
+
+constexpr Time kCnpInterval = std::chrono::microseconds(50);
+// CNPs have a class of their own, and are not to be marked: DSCP 48, priority 6, which is what adapters use.
+constexpr uint8_t kCnpTos = 48 << 2;
+constexpr uint16_t kCnpPriority = 6;
+
+}  // namespace
+
 QueuePair::QueuePair(const QueuePairConfig& config, Time now)
     : config_(config),
       responder_(config.expected_psn, config.requester.mtu, config.reads_max),
@@ -82,12 +91,33 @@ void QueuePair::probe() {
   if (requester_.post(std::move(request))) probes_sent_++;
 }
 
+bool QueuePair::send_cnp(FramePool& pool, Time now, FrameList& out) {
+  if (cnp_sent_ >= Time{} && now - cnp_sent_ < kCnpInterval) return false;
+  TransportFields f;
+  f.opcode = Opcode::kCnp;
+  f.dest_qp = config_.wire.remote_qpn;
+  f.pkey = config_.wire.pkey;
+  Path path = config_.wire.path;
+  path.tos = kCnpTos;
+  path.vlan_tci = static_cast<uint16_t>((path.vlan_tci & 0x0FFF) | kCnpPriority << 13);
+  Frame cnp = build(pool, path, f, {});
+  if (!cnp) return false;
+  cnp_sent_ = now;
+  out.push(std::move(cnp));
+  return true;
+}
+
 Time QueuePair::next_deadline() const {
+  if (over()) return kNever;
+  return std::min(next_timer(), requester_.held_until());
+}
+
+Time QueuePair::next_timer() const {
   if (over()) return kNever;
   const Time probe = requester_.idle() ? heard_ + config_.probe_after : kNever;
   const Time since = requester_.waiting_since();
   const Time dead = since == kNever ? kNever : since + config_.peer_dead;
-  return std::min({requester_.next_deadline(), probe, dead});
+  return std::min({requester_.next_timer(), probe, dead});
 }
 
 bool QueuePair::dead(Time now) const {

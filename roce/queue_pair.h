@@ -50,7 +50,12 @@ class QueuePair {
   // Timers; call when next_deadline() has passed, then emit().
   void tick(Time now);
   Time next_deadline() const;
+  // The same without the pace of requests (requester().held_until()), which emit() alone serves.
+  Time next_timer() const;
 
+  // A CNP, for a packet that came marked "congestion experienced": at most one in 50 µs (DCQCN's notification
+  // point; annex A17.9.3). False: none was due, or none could be built.
+  bool send_cnp(FramePool& pool, Time now, FrameList& out);
   // Asks the peer for a sign of life, unless it owes one already: a zero-length RDMA WRITE, with rkey,
   // address and length 0, which any NIC acknowledges and which touches no memory.
   void probe();
@@ -79,6 +84,7 @@ class QueuePair {
   RcResponder responder_;
   RcRequester requester_;
   Time heard_;
+  Time cnp_sent_{-1};
   uint64_t acks_sent_ = 0, naks_sent_ = 0, rnr_naks_sent_ = 0, probes_sent_ = 0;
 };
 

@@ -48,7 +48,7 @@ RcRequester::RcRequester(const RequesterConfig& config)
       una_(config.first_psn),
       highest_(config.first_psn),
       end_psn_(config.first_psn),
-      window_(config.packets_max) {}
+      dcqcn_(config.dcqcn) {}
 
 bool RcRequester::post(WorkRequest request) {
   if (room() == 0) return false;
@@ -64,8 +64,8 @@ bool RcRequester::post(WorkRequest request) {
   return true;
 }
 
-bool RcRequester::send_packet(const Posted& posted, uint32_t index, bool probe, const Wire& wire,
-                              FramePool& pool, Crc32Combine& combine, FrameList& out) {
+uint32_t RcRequester::send_packet(const Posted& posted, uint32_t index, bool probe, const Wire& wire,
+                                  FramePool& pool, Crc32Combine& combine, FrameList& out) {
   const WorkRequest& r = posted.request;
   const bool first = index == 0, last = index + 1 == posted.packets;
   TransportFields f;
@@ -94,9 +94,10 @@ bool RcRequester::send_packet(const Posted& posted, uint32_t index, bool probe, 
     frame = r.borrow && fresh ? build_borrowed(pool, wire.path, f, pieces[0], pieces[1])
                               : build(pool, wire.path, f, pieces[0], pieces[1]);
   }
-  if (!frame) return false;
+  if (!frame) return 0;
+  const uint32_t bytes = frame.total_length();
   out.push(std::move(frame));
-  return true;
+  return bytes;
 }
 
 Time RcRequester::tail_timeout() const {
@@ -108,26 +109,30 @@ Time RcRequester::tail_timeout() const {
 uint32_t RcRequester::transmit(const Wire& wire, FramePool& pool, Crc32Combine& combine, uint32_t budget,
                                Time now, FrameList& out) {
   uint32_t sent = 0;
+  if (now >= held_until_) held_until_ = kNever;
   if (probe_due_ && wants_to_send()) {
     // The newest packet again: its duplicate draws an ACK, a loss before it a NAK, either well before the
     // timer.
     const Posted& p = at(cursor_packet_ > 0 ? cursor_ : cursor_ - 1);
     probe_due_ = false;
-    if (send_packet(p, static_cast<uint32_t>((highest_ - 1).distance(p.first)), true, wire, pool, combine,
-                    out)) {
+    const auto index = static_cast<uint32_t>((highest_ - 1).distance(p.first));
+    if (const uint32_t bytes = send_packet(p, index, true, wire, pool, combine, out)) {
       counters_.tail_probes++;
       counters_.packets_sent++;
       counters_.retransmitted++;
       sent++;
+      if (dcqcn_.limited()) pace(bytes, now);
     }
   }
   while (sent < budget && wants_to_send()) {
     Posted& p = at(cursor_);
-    if (!send_packet(p, cursor_packet_, false, wire, pool, combine, out)) {
+    const uint32_t bytes = send_packet(p, cursor_packet_, false, wire, pool, combine, out);
+    if (bytes == 0) {
       counters_.not_built++;
       break;
     }
     sent++;
+    if (dcqcn_.limited()) pace(bytes, now);
     note_sent(p, now);
   }
   return sent;
@@ -179,13 +184,6 @@ void RcRequester::advance(Psn una, Time now) {
     sample(now - sample_sent_);
     sample_sent_ = kNever;
   }
-  if (window_ < config_.packets_max) {
-    window_credit_ += static_cast<uint32_t>(una.distance(una_));
-    if (window_credit_ >= window_) {
-      window_credit_ -= window_;
-      window_++;
-    }
-  }
   una_ = una;
   asked_again_ = false;
   // A go-back can leave the cursor behind what is now known to have arrived.
@@ -219,11 +217,13 @@ void RcRequester::go_back(Psn psn) {
 }
 
 void RcRequester::congestion(Time now) {
-  if (now < congestion_until_) return;
-  congestion_until_ = now + std::chrono::microseconds(50);
-  const auto in_flight = static_cast<uint32_t>(highest_.distance(una_));
-  window_ = std::max<uint32_t>(2, std::min(window_, in_flight) / 2);
-  window_credit_ = 0;
+  counters_.cnps++;
+  dcqcn_.notified(now);
+}
+
+void RcRequester::pace(uint32_t bytes, Time now) {
+  const Time next = dcqcn_.sent(bytes, now);
+  held_until_ = next > now ? next : kNever;
 }
 
 void RcRequester::acknowledge(Psn psn, uint8_t syndrome, Time now) {
@@ -331,6 +331,7 @@ bool RcRequester::acknowledge_through(uint64_t id, Time now) {
 }
 
 void RcRequester::tick(Time now) {
+  if (now >= held_until_) held_until_ = kNever;
   if (rnr_until_ != kNever && now >= rnr_until_) {
     rnr_until_ = kNever;
     timer_ = outstanding() ? now + config_.retransmit_timeout : kNever;
@@ -350,7 +351,7 @@ void RcRequester::tick(Time now) {
   }
 }
 
-Time RcRequester::next_deadline() const {
+Time RcRequester::next_timer() const {
   if (failed_) return kNever;
   return std::min({timer_, tail_timer_, rnr_until_});
 }

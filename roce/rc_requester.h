@@ -1,13 +1,15 @@
 // The requester half of a reliable connection: work requests in order, packets out, acknowledgements in,
-// go-back-N, RNR waits and timers (IBA vol. 1, 9.7.2 to 9.7.8). Pure. Everything is reserved at construction;
-// nothing is allocated per request or packet.
+// go-back-N, RNR waits, timers (IBA vol. 1, 9.7.2 to 9.7.8) and DCQCN's pace. Pure. Everything is reserved at
+// construction; nothing is allocated per request or packet.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <vector>
 
 #include "roce/build.h"
+#include "roce/dcqcn.h"
 #include "roce/packet.h"
 
 namespace millrace::roce {
@@ -46,11 +48,13 @@ struct RequesterConfig {
   uint32_t packets_max = 4096;  // packets sent and not acknowledged, < 2^23
   uint32_t reads_max = 0;  // READs outstanding, by what the peer's REP or REQ grants; 0: none may be posted
   Time retransmit_timeout = std::chrono::milliseconds(67);  // doubled per repeat, up to eight times
+  DcqcnConfig dcqcn;
 };
 
 struct RequesterCounters {
   uint64_t packets_sent = 0, retransmitted = 0, timeouts = 0, tail_probes = 0, acks = 0, naks = 0,
-           rnr_naks = 0, stale_acks = 0, not_built = 0, reads_sent = 0, read_responses = 0, reads_again = 0;
+           rnr_naks = 0, stale_acks = 0, not_built = 0, reads_sent = 0, read_responses = 0, reads_again = 0,
+           cnps = 0;
 };
 
 class RcRequester {
@@ -74,12 +78,12 @@ class RcRequester {
   // that it has them. Nothing happens when no such request is outstanding. False when it has not been sent
   // yet, so that the peer cannot have it.
   bool acknowledge_through(uint64_t id, Time now);
-  // A CNP arrived: fewer packets in flight, at most halved once per 50 µs; ACKs bring them back one per
-  // round.
+  // A CNP arrived: from now on packets are paced, until DCQCN has found back to the line's rate.
   void congestion(Time now);
   // Runs the timers; call when next_deadline() has passed.
   void tick(Time now);
-  Time next_deadline() const;
+  Time next_deadline() const { return failed_ ? kNever : std::min(next_timer(), held_until_); }
+  Time next_timer() const;  // the same without the pace
 
   // Completed requests, oldest first.
   bool next_completion(uint64_t& id);
@@ -90,14 +94,18 @@ class RcRequester {
   bool idle() const { return head_ == tail_; }           // no request is left
   // Since when the peer owes an acknowledgement without having given any sign; kNever when nothing is owed.
   Time waiting_since() const { return outstanding() ? waiting_since_ : kNever; }
+  // When the pace lets the next packet go; kNever when it holds none back. Part of next_deadline();
+  // transmit() at that time is enough, tick() need not come first.
+  Time held_until() const { return held_until_; }
+  const Dcqcn& dcqcn() const { return dcqcn_; }
   // A packet could leave now, were there frames for it.
   bool wants_to_send() const {
-    if (failed_ || rnr_until_ != kNever) return false;
+    if (failed_ || rnr_until_ != kNever || held_until_ != kNever) return false;
     if (probe_due_ && outstanding()) return true;
     if (cursor_ == tail_) return false;
     const Posted& next = at(cursor_);
     if (next.read() && reads_out_ >= config_.reads_max) return false;
-    return (next.first + cursor_packet_).distance(una_) < static_cast<int32_t>(window_);
+    return (next.first + cursor_packet_).distance(una_) < static_cast<int32_t>(config_.packets_max);
   }
   Psn next_psn() const { return end_psn_; }
   const RequesterCounters& counters() const { return counters_; }
@@ -113,8 +121,9 @@ class RcRequester {
   };
   Posted& at(uint64_t n) { return ring_[n & mask_]; }
   const Posted& at(uint64_t n) const { return ring_[n & mask_]; }
-  bool send_packet(const Posted& posted, uint32_t index, bool probe, const Wire& wire, FramePool& pool,
-                   Crc32Combine& combine, FrameList& out);
+  // Returns the packet's length; 0: it could not be built.
+  uint32_t send_packet(const Posted& posted, uint32_t index, bool probe, const Wire& wire, FramePool& pool,
+                       Crc32Combine& combine, FrameList& out);
   void advance(Psn una, Time now);  // everything before `una` is acknowledged
   void go_back(Psn psn);
   void note_sent(Posted& posted, Time now);
@@ -123,6 +132,7 @@ class RcRequester {
   uint64_t first_read();
   Psn acknowledgeable(Psn psn);
   void ask_again(Psn psn);
+  void pace(uint32_t bytes, Time now);
   void sample(Time rtt);
   Time tail_timeout() const;
 
@@ -147,10 +157,9 @@ class RcRequester {
   Time timer_ = kNever;       // retransmission
   Time tail_timer_ = kNever;  // one probe of the newest packet, before the retransmission timer
   Time rnr_until_ = kNever;
+  Time held_until_ = kNever;  // by the pace
+  Dcqcn dcqcn_;
   uint32_t backoff_ = 0;
-  uint32_t window_;             // packets in flight allowed, ≤ packets_max
-  uint32_t window_credit_ = 0;  // acknowledged packets towards the next increase
-  Time congestion_until_{};
   bool probe_due_ = false;
   Time rtt_smooth_{}, rtt_variance_{};
   Psn sample_psn_;

@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 
+#include "switch/config_qos.h"
 #include "switch/config_routing.h"
 #include "switch/yaml_reader.h"
 
@@ -260,6 +261,8 @@ Config parse_config(const std::string& text, const std::string& name) {
     check_captures(top, config);
     read_forwarding(top, config);
     read_worker(top, config);
+    read_qos(top, config);
+    read_spillway(top, config);
     read_control(top, config);
     top.finish();
   } catch (const YAML::Exception& e) {

@@ -70,6 +70,7 @@ json group_json(const aggregation::GroupInfo& g) {
                        {"remote_qpn", m.remote_qpn},
                        {"connected", m.connected},
                        {"silent_s", seconds(m.silent_for)},
+                       {"rate", m.rate},
                        {"segments", m.segments},
                        {"results", m.results},
                        {"waited_for", m.waited_for}});
@@ -157,6 +158,11 @@ json counters_json(const Snapshot& s) {
 #undef X
   j["ports"] = json::object();
   for (const PortStatus& port : s.ports) j["ports"][port.name] = port_counters_json(port);
+  if (s.qos) {
+    for (size_t i = 0; i < std::min(s.ports.size(), s.qos->ports.size()); i++)
+      j["ports"][s.ports[i].name]["qos"] = port_qos_counters_json(s.qos->ports[i]);
+    if (s.qos->spillway) j["spillway"] = spill_counters_json(s.qos->spill);
+  }
   if (s.capture) j["capture"] = capture_json(*s.capture);
   return j;
 }
@@ -324,6 +330,7 @@ json Requests::answer(const json& request, bool may_change) {
   if (cmd == "l2") return l2();
   if (cmd == "routes") return routes();
   if (cmd == "neighbours") return neighbours();
+  if (cmd == "buffers" || cmd == "spillway") return qos(cmd == "spillway");
   if (cmd == "counters") {
     Command command;
     run_(command);
@@ -336,9 +343,23 @@ json Requests::answer(const json& request, bool may_change) {
                                                                            : " " + config_.control_change));
     return cmd == "abort" ? abort(request) : impair(request);
   }
-  throw Error(ErrorCode::kUsage,
-              "unknown command '" + cmd +
-                  "' (known: status, groups, counters, l2, routes, neighbours, abort, impair)");
+  throw Error(
+      ErrorCode::kUsage,
+      "unknown command '" + cmd +
+          "' (known: status, groups, counters, l2, routes, neighbours, buffers, spillway, abort, impair)");
+}
+
+json Requests::qos(bool spillway) {
+  Command command;
+  command.kind = Command::Kind::kQos;
+  run_(command);
+  if (!command.qos)
+    throw Error(ErrorCode::kState, "the switch has no traffic manager: its configuration is without qos");
+  std::vector<std::string> names;
+  for (const PortConfig& p : config_.ports) names.push_back(p.name);
+  json j = spillway ? spillway_json(*command.qos, names) : buffers_json(*command.qos, names);
+  j["name"] = config_.name;
+  return j;
 }
 
 json Requests::status() {

@@ -17,6 +17,7 @@
 #include "switch/capture.h"
 #include "switch/config.h"
 #include "switch/pipeline.h"
+#include "switch/qos_status.h"
 
 namespace millrace::switching {
 
@@ -62,10 +63,11 @@ struct Snapshot {
   aggregation::Counters aggregation;
   roce::CmCounters cm;
   uint32_t l2_entries = 0;
+  std::optional<QosStatus> qos;
 };
 
 struct Command {
-  enum class Kind { kSnapshot, kGroups, kL2, kRoutes, kNeighbours, kAbort, kImpair };
+  enum class Kind { kSnapshot, kGroups, kL2, kRoutes, kNeighbours, kQos, kAbort, kImpair };
   Kind kind = Kind::kSnapshot;
   uint32_t group = 0;  // kAbort
   std::string why;
@@ -78,6 +80,7 @@ struct Command {
   std::vector<L2Table::Entry> l2;
   std::vector<Router::RouteInfo> routes;
   std::vector<NeighbourTable::Info> neighbours;
+  std::optional<QosStatus> qos;
   std::binary_semaphore done{0};
 };
 
@@ -103,6 +106,7 @@ class Requests {
   nlohmann::json l2();
   nlohmann::json routes();
   nlohmann::json neighbours();
+  nlohmann::json qos(bool spillway);
   std::string interface_name(uint16_t interface) const;
   nlohmann::json abort(const nlohmann::json& request);
   nlohmann::json impair(const nlohmann::json& request);

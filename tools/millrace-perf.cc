@@ -513,10 +513,10 @@ void Benchmark::record(const Case& c, const Measurement* m, int n) {
 void Benchmark::gather_stats() {
   mr_comm_stats stats;
   require(mr_comm_get_stats(comm_.get(), &stats));
-  static_assert(sizeof stats == 8 * sizeof(uint64_t));
-  uint64_t sums[8];
+  static_assert(sizeof stats == 10 * sizeof(uint64_t));
+  uint64_t sums[10];
   std::memcpy(sums, &stats, sizeof sums);
-  require(mr_all_reduce_wait(comm_.get(), sums, sums, 8, MR_U64, MR_SUM));
+  require(mr_all_reduce_wait(comm_.get(), sums, sums, 10, MR_U64, MR_SUM));
   std::memcpy(&stats, sums, sizeof sums);
   json_["stats"] = {{"packets_sent", stats.packets_sent},
                     {"packets_received", stats.packets_received},
@@ -525,7 +525,9 @@ void Benchmark::gather_stats() {
                     {"naks_received", stats.naks_received},
                     {"rnr_naks_received", stats.rnr_naks_received},
                     {"duplicates_received", stats.duplicates_received},
-                    {"out_of_sequence", stats.out_of_sequence}};
+                    {"out_of_sequence", stats.out_of_sequence},
+                    {"cnps_received", stats.cnps_received},
+                    {"cnps_sent", stats.cnps_sent}};
 }
 
 void Benchmark::print_end() {

@@ -115,6 +115,14 @@ std::string fixed(const json& seconds) {
   return text;
 }
 
+// What congestion control holds a member to; "-" when it does not.
+std::string rate(const json& bits) {
+  if (bits == 0) return "-";
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2f Gb/s", bits.get<double>() / 1e9);
+  return text;
+}
+
 // "loss 0.01 delay_us 5", or "-".
 std::string faults(const json& direction) {
   std::string text;
@@ -177,13 +185,90 @@ void print_groups(const json& reply) {
                 reason.empty() ? "" : ("  " + reason).c_str());
     if (const std::string whom = waited_for(g); !whom.empty())
       std::printf("  waiting for %s s for %s\n", fixed(g.at("waiting_s")).c_str(), whom.c_str());
-    Table table({"  MEMBER", "ADDRESS", "CONNECTED", "SILENT s", "SEGMENTS", "RESULTS"});
+    Table table({"  MEMBER", "ADDRESS", "CONNECTED", "SILENT s", "SEGMENTS", "RESULTS", "HELD TO"});
     for (const json& m : g.at("members"))
       table.add({"  " + who(m) + (m.at("ranks") == "" ? "" : " (switch)"), m.at("address"),
                  m.at("connected").get<bool>() ? "yes" : "no", fixed(m.at("silent_s")), m.at("segments"),
-                 m.at("results")});
+                 m.at("results"), rate(m.at("rate"))});
     table.print();
   }
+}
+
+void print_buffers(const json& reply) {
+  const json &pool = reply.at("pool"), &frames = reply.at("frames");
+  std::printf("shared buffer %s of %s MiB in use  headroom %s MiB  frames queued %s of %s\n\n",
+              mebibytes(pool.at("used")).c_str(), mebibytes(pool.at("size")).c_str(),
+              mebibytes(pool.at("headroom_used")).c_str(), frames.at("queued").dump().c_str(),
+              frames.at("max").dump().c_str());
+  Table table(
+      {"PORT", "QUEUE", "BYTES", "MAX", "SENT", "DRAINED", "SPILLWAY", "DROPPED", "WHY", "MARKED", "STATE"});
+  for (const json& p : reply.at("ports"))
+    for (const json& q : p.at("queues")) {
+      const std::string state = q.at("storm") ? "storm" : q.at("paused") ? "paused" : "-";
+      if (q.at("arrived").at("packets") == 0 && q.at("drained").at("packets") == 0 && state == "-") continue;
+      std::string why;
+      for (const auto& [reason, amount] : q.at("dropped_by").items())
+        why += (why.empty() ? "" : ", ") + reason + " " + amount.at("packets").dump();
+      table.add({p.at("name"), q.at("queue"), q.at("bytes"), q.at("bytes_max"), q.at("sent").at("packets"),
+                 q.at("drained").at("packets"), q.at("to_spillway").at("packets"),
+                 q.at("dropped").at("packets"), why.empty() ? "-" : why, q.at("ce_marked"), state});
+    }
+  table.print();
+  Table pauses({"PORT", "PAUSES IN", "RESUMES IN", "PAUSES OUT", "RESUMES OUT", "PAUSING"});
+  bool any = false;
+  for (const json& p : reply.at("ports")) {
+    const json& pfc = p.at("pfc");
+    std::string pausing;
+    for (const json& g : p.at("priority_groups"))
+      if (g.at("pausing")) pausing += (pausing.empty() ? "" : ",") + g.at("group").dump();
+    any |= pfc.at("pauses_received") != 0 || pfc.at("pauses_sent") != 0;
+    pauses.add({p.at("name"), pfc.at("pauses_received"), pfc.at("resumes_received"), pfc.at("pauses_sent"),
+                pfc.at("resumes_sent"), pausing.empty() ? "-" : pausing});
+  }
+  if (!any) return;
+  std::printf("\n");
+  pauses.print();
+}
+
+void print_spillway(const json& reply) {
+  if (!reply.at("enabled")) {
+    std::printf("no spillway: the configuration has none\n");
+    return;
+  }
+  const json &all = reply.at("all"), &store = reply.at("store");
+  std::printf(
+      "store %s of %s MiB in use  keys %s of %s  transitions %s  marked %s  acknowledgements held %s\n",
+      mebibytes(store.at("used")).c_str(), mebibytes(store.at("size")).c_str(),
+      reply.at("keys_count").dump().c_str(), reply.at("keys_max").dump().c_str(),
+      all.at("transitions").dump().c_str(), all.at("ce_marked").dump().c_str(),
+      all.at("acks_held").dump().c_str());
+  for (const auto& [what, from] : {std::pair{"refused", "refused_by"}, {"lost", "lost_by"}})
+    for (const auto& [reason, amount] : all.at(from).items())
+      std::printf("%s (%s): %s packets, %s bytes\n", what, reason.c_str(),
+                  amount.at("packets").dump().c_str(), amount.at("bytes").dump().c_str());
+  std::printf("\n");
+  Table ports({"PORT", "SPILLED", "DRAINED", "REROUTED", "RESIDENT", "RESIDENT MAX B", "REFUSED", "LOST"});
+  for (const json& p : reply.at("ports"))
+    ports.add({p.at("name"), p.at("spilled").at("packets"), p.at("drained").at("packets"),
+               p.at("rerouted").at("packets"), p.at("resident").at("packets"), p.at("resident_bytes_max"),
+               p.at("refused").at("packets"), p.at("lost").at("packets")});
+  ports.print();
+  if (!reply.at("lenders").empty()) {
+    std::printf("\n");
+    Table lenders({"LENDER", "STATE", "MiB", "USED", "WRITTEN", "READ", "LOST", "DEATHS", "AGAIN", "WHY"});
+    for (const json& l : reply.at("lenders"))
+      lenders.add({l.at("address"), l.at("state"), mebibytes(l.at("size")), mebibytes(l.at("used")),
+                   l.at("written"), l.at("read"), l.at("lost"), l.at("deaths"), l.at("retransmitted"),
+                   l.at("why")});
+    lenders.print();
+  }
+  if (reply.at("keys").empty()) return;
+  std::printf("\n");
+  Table keys({"PORT", "QUEUE", "DESTINATION", "STATE", "RESIDENT", "BYTES", "OLDEST ms"});
+  for (const json& k : reply.at("keys"))
+    keys.add({k.at("port"), k.at("queue"), k.at("destination"), k.at("state"), k.at("resident").at("packets"),
+              k.at("resident").at("bytes"), fixed(k.at("oldest_ms"))});
+  keys.print();
 }
 
 void print_counters(const json& j, const std::string& path, Table& table) {
@@ -263,6 +348,8 @@ int main(int argc, char** argv) {
   app.add_subcommand("l2", "the addresses that were learned");
   app.add_subcommand("routes", "which way each prefix goes, and which next hops answer");
   app.add_subcommand("neighbours", "the MAC addresses of IP neighbours");
+  app.add_subcommand("buffers", "queues, the shared buffer, marks, drops and pauses");
+  app.add_subcommand("spillway", "what is spilled, where to, and how it drains");
   auto* abort = app.add_subcommand("abort", "end a group; its members get an error");
   uint32_t group = 0;
   std::string why;
@@ -308,6 +395,10 @@ int main(int argc, char** argv) {
       print_routes(reply);
     } else if (cmd == "neighbours") {
       print_neighbours(reply);
+    } else if (cmd == "buffers") {
+      print_buffers(reply);
+    } else if (cmd == "spillway") {
+      print_spillway(reply);
     } else if (cmd == "counters") {
       Table table({"COUNTER", "VALUE"});
       print_counters(reply.at("counters"), "", table);

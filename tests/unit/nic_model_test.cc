@@ -646,5 +646,41 @@ TEST(NicModel, MarksSlowItDownAndItRecovers) {
   rig.close();
 }
 
+// The shipping endpoints alone: marks both ways draw CNPs from either side, which pace the other.
+TEST(SoftTransport, MarksSlowBothDirectionsAndTheyRecover) {
+  RigConfig c;
+  c.weather.gbit = 100;
+  c.weather.mark = 1'000'000;  // of what says that it is ECN-capable
+  c.soft = [](uint16_t) { return true; };
+  Rig rig(c);
+  const auto comms = rig.join_all();
+  Sum sum;
+  sum.count = 1'000'000;
+  sum.submit(rig, comms);
+  uint64_t slowest = UINT64_MAX;
+  const auto rate = [&](size_t rank) { return rig.engine().groups(rig.now()).at(0).members.at(rank).rate; };
+  ASSERT_TRUE(rig.run([&] {
+    if (const uint64_t r = rate(0); r != 0) slowest = std::min(slowest, r);
+    return sum.done();
+  }));
+  sum.check();
+  host::LinkStats all;
+  for (uint16_t i = 0; i < 2; i++) all += rig.host(i).nic->transport().stats(1);
+  EXPECT_GT(all.cnps_sent, 10u);
+  EXPECT_GT(all.cnps_received, 10u);
+  EXPECT_EQ(all.retransmitted, 0u);
+  rig.run_for(milliseconds(1));  // what is under way
+  all = {};
+  for (uint16_t i = 0; i < 2; i++) all += rig.host(i).nic->transport().stats(1);
+  EXPECT_EQ(all.cnps_sent, rig.engine().counters().cnps_received);
+  EXPECT_EQ(all.cnps_received, rig.engine().counters().cnps_sent);
+  EXPECT_LT(slowest, 60'000'000'000u);
+  EXPECT_GE(slowest, 100'000'000u);
+  rig.weather().mark = 0;
+  rig.run_for(milliseconds(200));
+  EXPECT_EQ(rate(0), 0u);
+  rig.close();
+}
+
 }  // namespace
 }  // namespace millrace::sim

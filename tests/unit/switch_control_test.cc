@@ -68,6 +68,11 @@ class ControlTest : public ::testing::Test {
                                    std::chrono::milliseconds(1500),
                                    2});
         }
+        if (c->kind == Command::Kind::kQos && has_buffers_) {
+          c->qos.emplace();
+          c->qos->ports.resize(2);
+          c->qos->pool_size = 4711;
+        }
         if (c->rx) rx_ = *c->rx;
         if (c->kind == Command::Kind::kImpair) impaired_port_ = c->port;
         why_ = c->why;
@@ -106,6 +111,7 @@ class ControlTest : public ::testing::Test {
   std::atomic<bool> stop_{false};
   ImpairConfig rx_;
   uint16_t impaired_port_ = 99;
+  std::atomic<bool> has_buffers_{true};
   std::string why_;
 };
 
@@ -148,6 +154,24 @@ TEST_F(ControlTest, TellsOfRoutesAndNeighbours) {
   EXPECT_EQ(neighbours.at(1),
             json::parse(R"({"address":"10.77.0.1","interface":"bridge","mac":"02:00:00:00:00:01",
       "state":"reachable","next_hop":false,"answered_s":1.5,"held":2})"));
+  close(fd);
+}
+
+TEST_F(ControlTest, TellsOfBuffersAndTheSpillwayWhereThereAreAny) {
+  start();
+  const int fd = connect_to(config_.control_read);
+  const json buffers = ask(fd, R"({"cmd":"buffers"})");
+  EXPECT_EQ(buffers.at("name"), "leaf1");
+  EXPECT_EQ(buffers.at("pool").at("size"), 4711);
+  EXPECT_EQ(buffers.at("ports").at(1).at("name"), "p2");
+  EXPECT_EQ(buffers.at("ports").at(1).at("queues").size(), 8u);
+  EXPECT_EQ(ask(fd, R"({"cmd":"spillway"})").at("enabled"), false);
+  has_buffers_ = false;
+  for (const char* cmd : {R"({"cmd":"buffers"})", R"({"cmd":"spillway"})"}) {
+    const json refused = ask(fd, cmd);
+    EXPECT_EQ(refused.at("ok"), false);
+    EXPECT_EQ(refused.at("error"), "the switch has no traffic manager: its configuration is without qos");
+  }
   close(fd);
 }
 
