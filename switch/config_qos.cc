@@ -5,6 +5,8 @@
 #include <map>
 #include <set>
 
+#include "switch/config_lenders.h"
+
 namespace millrace::switching {
 
 namespace {
@@ -498,6 +500,7 @@ void read_spillway(YamlMap& top, Config& config) {
   map.size("drain_burst", 64, kBytesMax, s.drain_burst);
   s.mark_ce = boolean(map, "spill_mark_ce", s.mark_ce);
   map.duration("max_residence_ms", milliseconds(1), 1, 3'600'000, s.max_residence);
+  read_lenders(map, config);
   map.finish();
   bool spills = false;
   for (size_t i = 0; i < config.ports.size(); i++)
