@@ -1,6 +1,7 @@
 """Tables in which every two values of two factors meet, as far as both can be in one row at all: few rows find what
 only shows when two things come together. Made greedily and without chance, so the same factors give the same table."""
 
+from collections import Counter
 from itertools import combinations, product
 
 
@@ -16,7 +17,19 @@ def table(factors, goes):
         rows.append(row)
         for pair in pairs_of(row):
             uncovered.pop(pair, None)
-    return rows
+    return _without_needless(rows)
+
+
+def _without_needless(rows):
+    """Without those whose pairs are all in others: the first rows were made when every pair was new."""
+    count = Counter(pair for row in rows for pair in pairs_of(row))
+    left = []
+    for row in rows:
+        if all(count[pair] > 1 for pair in pairs_of(row)):
+            count.subtract(pairs_of(row))
+        else:
+            left.append(row)
+    return left
 
 
 def pairs_of(row):

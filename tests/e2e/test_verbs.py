@@ -116,7 +116,7 @@ class Table(unittest.TestCase):
                     if other != name:
                         met = {frozenset(pair) for pair in covered if {pair[0][0], pair[1][0]} == {name, other}}
                         self.assertEqual(met, {frozenset((a, b)) for a in values[name] for b in values[other]})
-            print(f"{len(rows)} rows for {len(expected)} and more pairs")
+            print(f"{len(rows)} rows for {len(covered)} pairs")
 
     def test_what_goes_is_what_makes_sense(self):
         names = ("collective", "type", "op")
