@@ -238,8 +238,11 @@ class Drawer {
         case 0:
         case 1:
         case 2:
-          if (plan_.groups[group].combine && below(2)) {
-            add(FaultKind::kRankCrash, at, Time{}, group, rank);
+          if (const auto g = std::find_if(plan_.groups.begin(), plan_.groups.end(),
+                                          [](const GroupPlan& p) { return p.combine; });
+              g != plan_.groups.end() && below(2)) {
+            add(FaultKind::kRankCrash, time_up_to(busy_time), Time{}, g->number,
+                static_cast<uint32_t>(below(g->world)));
             break;
           }
           add(FaultKind::kCrash, at, below(2) ? brief : milliseconds(between(1000, 7000)), host);
