@@ -95,6 +95,7 @@ void Engine::Impl::receive(Frame frame, const roce::Packet& packet, Time now, Fr
       counters.cnps_received++;
       return;
     case Reception::kDuplicate:
+    case Reception::kReadAgain:
       counters.duplicate_request++;
       break;
     case Reception::kGap:

@@ -137,7 +137,7 @@ void Engine::Impl::join(const roce::CmEvent& request, Time now, FrameList& out) 
 
 Qpn Engine::Impl::new_qpn() {
   do next_qpn = (next_qpn + 1) & 0xFFFFFF;
-  while (next_qpn < 16 || by_qpn.contains(next_qpn));
+  while (next_qpn < 16 || next_qpn >= roce::kStoreQpnFirst || by_qpn.contains(next_qpn));
   return Qpn{next_qpn};
 }
 

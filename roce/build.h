@@ -23,6 +23,13 @@ struct Path {
   uint16_t vlan_tci = 0;
 };
 
+// Everything that one connection's packets have in common.
+struct Wire {
+  Path path;
+  Qpn remote_qpn;
+  uint16_t pkey = kDefaultPkey;
+};
+
 // UDP source port of a flow without a flow label: the label is derived from the two QPNs, then folded into
 // 0xC000 | 14 bits (annex A17.3.1's entropy, as librdmacm's rdma_flow_label_to_udp_sport does it).
 uint16_t flow_source_port(Qpn local, Qpn remote) noexcept;

@@ -116,6 +116,8 @@ class CmAgent {
   // A packet that parsed, whose ICRC is right and whose destination is our address and QP1. Anything but a
   // well-formed CM MAD with the GSI's Q_Key is counted and dropped.
   void receive(const Packet& packet, Time now, FrameList& out);
+  // Whether such a packet answers or ends a connection of this agent, where several share an address.
+  bool owns(const Packet& packet) const;
   // Sends what is due; call when next_deadline() has passed.
   void poll(Time now, FrameList& out);
   Time next_deadline() const;

@@ -69,6 +69,22 @@ void CmAgent::receive(const Packet& packet, Time now, FrameList& out) {
                message->body);
 }
 
+bool CmAgent::owns(const Packet& packet) const {
+  if (packet.bth == nullptr || packet.deth == nullptr) return false;
+  const auto message = decode_cm(packet.payload);
+  if (!message) return false;
+  const uint32_t id = std::visit(
+      [](const auto& body) -> uint32_t {
+        if constexpr (requires { body.remote_comm_id; })
+          return body.remote_comm_id;
+        else
+          return 0;  // a REQ is nobody's yet
+      },
+      message->body);
+  const Connection* c = impl_->find(id);
+  return c != nullptr && c->path.dst_ip == packet.src_ip;
+}
+
 std::optional<CmMessage> CmAgent::Impl::admit(const Packet& p) {
   counters.mads_received++;
   if (p.bth == nullptr || p.deth == nullptr || p.opcode() != Opcode::kUdSendOnly ||

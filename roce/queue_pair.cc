@@ -15,7 +15,7 @@ constexpr uint16_t kCnpPriority = 6;
 
 QueuePair::QueuePair(const QueuePairConfig& config, Time now)
     : config_(config),
-      responder_(config.expected_psn, config.requester.mtu),
+      responder_(config.expected_psn, config.requester.mtu, config.reads_max),
       requester_(config.requester),
       heard_(now) {}
 
@@ -28,9 +28,14 @@ Reception QueuePair::receive(const Packet& p, Time now) {
   }
   if (!p.op->rc) return Reception::kBadOpcode;
   if (p.op->response) {
-    if (p.opcode() != Opcode::kAcknowledge) return Reception::kBadOpcode;
+    const bool read = p.opcode() != Opcode::kAcknowledge && p.opcode() != Opcode::kAtomicAcknowledge;
+    if (p.opcode() != Opcode::kAcknowledge && !(read && config_.requester.reads_max > 0))
+      return Reception::kBadOpcode;
     heard_ = now;
-    requester_.acknowledge(p.psn(), p.aeth->syndrome, now);
+    if (read)
+      requester_.read_response(p, now);
+    else
+      requester_.acknowledge(p.psn(), p.aeth->syndrome, now);
     return Reception::kResponse;
   }
   heard_ = now;
@@ -39,6 +44,8 @@ Reception QueuePair::receive(const Packet& p, Time now) {
       return Reception::kNewRequest;
     case Arrival::kDuplicate:
       return Reception::kDuplicate;
+    case Arrival::kReadAgain:
+      return Reception::kReadAgain;
     case Arrival::kGap:
       return Reception::kGap;
     case Arrival::kGapQuiet:
@@ -50,6 +57,7 @@ Reception QueuePair::receive(const Packet& p, Time now) {
 }
 
 bool QueuePair::emit(FramePool& pool, Crc32Combine& combine, uint32_t budget, Time now, FrameList& out) {
+  if (responder_.responding()) budget -= responder_.respond(config_.wire, pool, budget, out);
   if (responder_.acknowledgement_owed()) {
     const Acknowledgement ack = *responder_.take_acknowledgement();
     TransportFields f;
@@ -67,7 +75,7 @@ bool QueuePair::emit(FramePool& pool, Crc32Combine& combine, uint32_t budget, Ti
     // A lost acknowledgement is no more than that: the peer repeats and is acknowledged again.
   }
   requester_.transmit(config_.wire, pool, combine, budget, now, out);
-  return requester_.wants_to_send();
+  return responder_.responding() || requester_.wants_to_send();
 }
 
 void QueuePair::tick(Time now) {

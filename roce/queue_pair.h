@@ -13,6 +13,7 @@ struct QueuePairConfig {
   Wire wire;
   Psn expected_psn;
   RequesterConfig requester;
+  uint32_t reads_max = 0;                      // READs that the peer may have outstanding here
   Time probe_after = std::chrono::seconds(1);  // of silence, with nothing owed: a zero-length RDMA WRITE
   Time peer_dead = std::chrono::seconds(5);    // owed and no sign: the peer is dead
 };
@@ -20,10 +21,14 @@ struct QueuePairConfig {
 // The id that a probe completes with.
 inline constexpr uint64_t kProbeId = UINT64_MAX;
 
+// On a switch, QPNs from here on belong to the spillway's connections to lenders of memory.
+inline constexpr uint32_t kStoreQpnFirst = 0xFF0000;
+
 // What a packet turned out to be.
 enum class Reception : uint8_t {
-  kNewRequest,  // the caller answers through responder(): accept(), not_ready() or refuse()
-  kResponse,    // an ACK or NAK, done
+  kNewRequest,  // the caller answers through responder(): accept(), accept_read(), not_ready() or refuse()
+  kReadAgain,   // a READ once more: responder().read_again(), or to be dropped
+  kResponse,    // an ACK, a NAK or a READ's response, done
   kCongestion,  // a CNP, done
   kDuplicate,   // the rest: done, drop the packet
   kGap,
@@ -39,8 +44,8 @@ class QueuePair {
   QueuePair(const QueuePairConfig& config, Time now);
 
   Reception receive(const Packet& packet, Time now);
-  // Sends the acknowledgement owed and up to `budget` packets of requests. True when more could be sent at
-  // once (the budget or the pool ran out).
+  // Sends the acknowledgement owed and up to `budget` packets of READs' responses and of requests. True when
+  // more could be sent at once (the budget or the pool ran out).
   bool emit(FramePool& pool, Crc32Combine& combine, uint32_t budget, Time now, FrameList& out);
   // Timers; call when next_deadline() has passed, then emit().
   void tick(Time now);
@@ -58,7 +63,9 @@ class QueuePair {
   bool dead(Time now) const;
   // A NAK of either direction has ended it.
   bool over() const { return requester_.failed() || responder_.over(); }
-  bool wants_to_emit() const { return responder_.acknowledgement_owed() || requester_.wants_to_send(); }
+  bool wants_to_emit() const {
+    return responder_.responding() || responder_.acknowledgement_owed() || requester_.wants_to_send();
+  }
 
   RcResponder& responder() { return responder_; }
   RcRequester& requester() { return requester_; }

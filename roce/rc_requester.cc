@@ -20,6 +20,8 @@ Opcode opcode_for(WorkRequest::Kind kind, bool first, bool last) {
     case WorkRequest::Kind::kWriteImmediate:
       return first ? (last ? Opcode::kWriteOnlyImm : Opcode::kWriteFirst)
                    : (last ? Opcode::kWriteLastImm : Opcode::kWriteMiddle);
+    case WorkRequest::Kind::kRead:
+      return Opcode::kReadRequest;
   }
   return Opcode::kSendOnly;
 }
@@ -56,6 +58,8 @@ bool RcRequester::post(WorkRequest request) {
   p.packets =
       std::max<uint32_t>(1, (static_cast<uint32_t>(p.request.bytes()) + config_.mtu - 1) / config_.mtu);
   assert(!p.request.shared || p.packets == 1);
+  assert(!p.read() || (config_.reads_max > 0 && p.packets + config_.packets_max < 1u << 23));
+  if (p.read()) reads_posted_++;
   end_psn_ = end_psn_ + p.packets;
   return true;
 }
@@ -75,7 +79,13 @@ uint32_t RcRequester::send_packet(const Posted& posted, uint32_t index, bool pro
   f.dma_length = static_cast<uint32_t>(r.bytes());
   f.immediate = r.immediate;
   Frame frame;
-  if (r.shared) {
+  if (posted.read()) {
+    // All that is left of it from this packet on, in one request.
+    f.ack_request = r.ack_request;
+    f.remote_address += static_cast<uint64_t>(index) * config_.mtu;
+    f.dma_length -= index * config_.mtu;
+    frame = build(pool, wire.path, f, {});
+  } else if (r.shared) {
     frame = build_shared(pool, wire.path, f, r.shared.buffer(), r.parts[0], r.payload_crc, combine);
   } else {
     const size_t from = static_cast<size_t>(index) * config_.mtu;
@@ -116,36 +126,45 @@ uint32_t RcRequester::transmit(const Wire& wire, FramePool& pool, Crc32Combine& 
   }
   while (sent < budget && wants_to_send()) {
     Posted& p = at(cursor_);
-    const Psn psn = p.first + cursor_packet_;
     const uint32_t bytes = send_packet(p, cursor_packet_, false, wire, pool, combine, out);
     if (bytes == 0) {
       counters_.not_built++;
       break;
     }
     sent++;
-    counters_.packets_sent++;
     if (dcqcn_.limited()) pace(bytes, now);
-    const bool was_outstanding = outstanding();
-    const bool asks = p.request.ack_request && cursor_packet_ + 1 == p.packets;
-    if (psn.distance(highest_) >= 0) {
-      highest_ = psn + 1;
-      if (asks && sample_sent_ == kNever) {
-        sample_psn_ = psn;
-        sample_sent_ = now;
-      }
-    } else {
-      counters_.retransmitted++;
-      sample_sent_ = kNever;  // Karn: an answer to a repeated packet measures nothing
-    }
-    if (!was_outstanding) waiting_since_ = now;
-    if (timer_ == kNever) timer_ = now + config_.retransmit_timeout * (1 << backoff_);
-    tail_timer_ = now + tail_timeout();
-    if (++cursor_packet_ == p.packets) {
-      cursor_++;
-      cursor_packet_ = 0;
-    }
+    note_sent(p, now);
   }
   return sent;
+}
+
+// The packet at the cursor has gone out.
+void RcRequester::note_sent(Posted& p, Time now) {
+  const Psn psn = p.first + cursor_packet_;
+  const bool was_outstanding = outstanding();
+  const bool asks = p.read() || (p.request.ack_request && cursor_packet_ + 1 == p.packets);
+  counters_.packets_sent++;
+  if (psn.distance(highest_) >= 0) {
+    highest_ = p.read() ? p.first + p.packets : psn + 1;
+    if (asks && sample_sent_ == kNever) {
+      sample_psn_ = psn;
+      sample_sent_ = now;
+    }
+  } else {
+    counters_.retransmitted++;
+    sample_sent_ = kNever;  // Karn: an answer to a repeated packet measures nothing
+  }
+  if (!was_outstanding) waiting_since_ = now;
+  if (timer_ == kNever) timer_ = now + config_.retransmit_timeout * (1 << backoff_);
+  tail_timer_ = now + tail_timeout();
+  if (p.read()) {
+    counters_.reads_sent++;
+    reads_out_++;
+  }
+  if (p.read() || ++cursor_packet_ == p.packets) {
+    cursor_++;
+    cursor_packet_ = 0;
+  }
 }
 
 void RcRequester::sample(Time rtt) {
@@ -166,11 +185,16 @@ void RcRequester::advance(Psn una, Time now) {
     sample_sent_ = kNever;
   }
   una_ = una;
+  asked_again_ = false;
   // A go-back can leave the cursor behind what is now known to have arrived.
   while (head_ != tail_ && una_.distance(at(head_).first + at(head_).packets) >= 0) {
+    const bool read = at(head_).read();
+    if (read) reads_posted_--;
     if (cursor_ == head_) {
       cursor_++;
       cursor_packet_ = 0;
+    } else if (read) {
+      reads_out_--;
     }
     head_++;
   }
@@ -184,6 +208,8 @@ void RcRequester::advance(Psn una, Time now) {
 void RcRequester::go_back(Psn psn) {
   uint64_t n = head_;
   while (n != tail_ && psn.distance(at(n).first + at(n).packets) >= 0) n++;
+  if (reads_posted_ > 0)
+    for (uint64_t k = n; k < cursor_; k++) reads_out_ -= at(k).read();
   cursor_ = n;
   cursor_packet_ = n == tail_ ? 0 : static_cast<uint32_t>(psn.distance(at(n).first));
   sample_sent_ = kNever;
@@ -211,13 +237,14 @@ void RcRequester::acknowledge(Psn psn, uint8_t syndrome, Time now) {
     counters_.stale_acks++;
     return;
   }
-  waiting_since_ = now;
-  if (ack) {
-    counters_.acks++;
-    advance(psn + 1, now);
-    return;
-  }
-  advance(psn, now);
+  const Psn covers = acknowledgeable(ack ? psn + 1 : psn);
+  const bool short_of = covers != (ack ? psn + 1 : psn);
+  // Whoever acknowledges for ever and never answers the READ before is as good as dead.
+  if (!short_of || covers.distance(una_) > 0) waiting_since_ = now;
+  if (ack) counters_.acks++;
+  advance(covers, now);
+  if (short_of && (ack || kind == kRnrNak || syndrome == kNakSequence)) return ask_again(covers);
+  if (ack) return;
   if (kind == kRnrNak) {
     counters_.rnr_naks++;
     go_back(psn);
@@ -234,11 +261,68 @@ void RcRequester::acknowledge(Psn psn, uint8_t syndrome, Time now) {
   fail_syndrome_ = syndrome;
 }
 
+uint64_t RcRequester::first_read() {
+  if (reads_posted_ == 0) return tail_;
+  read_from_ = std::max(read_from_, head_);
+  while (!at(read_from_).read()) read_from_++;  // each position is passed once
+  return read_from_;
+}
+
+Psn RcRequester::acknowledgeable(Psn psn) {
+  const uint64_t read = first_read();
+  if (read == tail_) return psn;
+  const Psn first = at(read).first;
+  const Psn limit = first.distance(una_) > 0 ? first : una_;
+  return psn.distance(limit) > 0 ? limit : psn;
+}
+
+// The response at `psn` is missing, as something behind it has shown: an implied NAK (IBA 9.7.5.1.9), and one
+// only, for what was under way shows it over and over.
+void RcRequester::ask_again(Psn psn) {
+  if (asked_again_) return;
+  asked_again_ = true;
+  counters_.reads_again++;
+  go_back(psn);
+}
+
+void RcRequester::read_response(const Packet& p, Time now) {
+  const Psn psn = p.psn();
+  if (failed_ || psn.distance(una_) < 0 || psn.distance(highest_) >= 0) {
+    counters_.stale_acks++;
+    return;
+  }
+  counters_.read_responses++;
+  // It acknowledges what came before its READ, READs apart.
+  const uint64_t read = first_read();
+  const Psn covers = acknowledgeable(psn);
+  if (covers.distance(una_) > 0) {
+    waiting_since_ = now;
+    advance(covers, now);
+  }
+  if (covers != psn) return ask_again(covers);
+  const auto index = static_cast<uint64_t>(read == tail_ ? -1 : psn.distance(at(read).first));
+  const bool in_read = read != tail_ && index < at(read).packets;
+  const size_t from = index * config_.mtu;
+  // How far the READ has been answered before says nothing about FIRST: it may have been asked for again.
+  if (!in_read || p.op->ends() != (index + 1 == at(read).packets) ||
+      p.payload.size() != std::min<size_t>(config_.mtu, at(read).request.bytes() - from)) {
+    failed_ = true;
+    fail_syndrome_ = kBadReadResponse;
+    return;
+  }
+  if (!p.payload.empty())
+    std::memcpy(at(read).request.into.data() + from, p.payload.data(), p.payload.size());
+  waiting_since_ = now;
+  advance(psn + 1, now);
+  // The end of a long answer is not late as long as the rest is still coming.
+  if (outstanding()) tail_timer_ = now + tail_timeout();
+}
+
 bool RcRequester::acknowledge_through(uint64_t id, Time now) {
   for (uint64_t n = head_; n != tail_; n++) {
     if (at(n).request.id != id) continue;
     const Psn end = at(n).first + at(n).packets;
-    if (end.distance(highest_) > 0) return false;
+    if (end.distance(highest_) > 0 || acknowledgeable(end) != end) return false;
     waiting_since_ = now;
     advance(end, now);
     return true;
@@ -255,6 +339,7 @@ void RcRequester::tick(Time now) {
   if (failed_ || !outstanding()) return;
   if (now >= timer_) {
     counters_.timeouts++;
+    asked_again_ = false;
     go_back(una_);
     if (backoff_ < 3) backoff_++;
     timer_ = now + config_.retransmit_timeout * (1 << backoff_);

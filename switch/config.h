@@ -17,7 +17,9 @@ namespace millrace::switching {
 
 struct PortConfig {
   std::string name;
-  std::string device;  // DPDK devargs or a PCI address
+  std::string device;                                   // DPDK devargs or a PCI address
+  std::optional<buffering::RemoteStoreConfig> lenders;  // of memory for the spillway
+  uint64_t spill_local = 0;                             // with lenders: bytes that stay here, used first
   std::optional<CaptureConfig> capture;
   ImpairConfig rx, tx;
 };

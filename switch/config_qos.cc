@@ -5,6 +5,8 @@
 #include <map>
 #include <set>
 
+#include "switch/config_lenders.h"
+
 namespace millrace::switching {
 
 namespace {
@@ -487,7 +489,9 @@ void read_spillway(YamlMap& top, Config& config) {
   map.size("spill_key_limit", 1 << 13, kBytesMax, s.key_limit);
   map.number("spill_max_keys", 1, 1 << 20, s.keys_max);
   map.size("drain_on_bytes", 1, kBytesMax, s.drain_on);
-  map.size("drain_off_bytes", 1, kBytesMax, s.drain_off);
+  // With less, no frame of full length would fit when it is to be drained.
+  const uint64_t frame = config.buffers->mtu;
+  map.size("drain_off_bytes", frame, kBytesMax, s.drain_off);
   if (s.drain_off != 0 && s.drain_on > s.drain_off)
     map.fail("drain_on_bytes", "must not be more than drain_off_bytes, or draining would stop as it begins");
   map.duration("drain_check_interval_us", std::chrono::microseconds(1), 1, 1'000'000, s.drain_check_interval);
@@ -496,10 +500,21 @@ void read_spillway(YamlMap& top, Config& config) {
   map.size("drain_burst", 64, kBytesMax, s.drain_burst);
   s.mark_ce = boolean(map, "spill_mark_ce", s.mark_ce);
   map.duration("max_residence_ms", milliseconds(1), 1, 3'600'000, s.max_residence);
+  read_lenders(map, config);
   map.finish();
   bool spills = false;
-  for (const auto& port : config.buffers->ports)
-    for (const auto& queue : port.queues) spills |= queue.profile.spill;
+  for (size_t i = 0; i < config.ports.size(); i++)
+    for (size_t c = 0; c < kClasses; c++) {
+      const buffering::QueueConfig& queue = config.buffers->ports[i].queues[c];
+      if (!queue.profile.spill) continue;
+      spills = true;
+      if (s.drain_off == 0 && queue.wred && queue.wred->min_threshold < frame)
+        map.fail_at(map.node(), map.path_of("drain_off_bytes") + ": missing: queue " + std::to_string(c) +
+                                    " of " + config.ports[i].name +
+                                    " spills and its WRED profile begins at " +
+                                    std::to_string(queue.wred->min_threshold) +
+                                    " bytes, less than a frame of " + std::to_string(frame));
+    }
   if (s.enabled && !spills)
     map.fail_at(map.node(),
                 map.path_of("spill_dscp") +

@@ -15,6 +15,7 @@ namespace millrace::switching {
   X(kForwarded, "forwarded")            /* to the one port that its destination was learned on */        \
   X(kFlooded, "flooded")                /* to every other port */                                        \
   X(kToEngine, "to_engine")             /* RoCE for us, its ICRC right: absorbed */                      \
+  X(kToStore, "to_store")               /* of a connection to a lender of memory: absorbed */            \
   X(kRouted, "routed")                  /* by its IP address, one hop less, to the next hop's MAC */     \
   X(kNeighbourHeld, "neighbour_held")   /* taken until its next hop has answered: a router frame then */ \
   X(kNeighbourHeard, "neighbour_heard") /* an ARP reply or neighbour advertisement to us: absorbed */    \

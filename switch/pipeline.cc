@@ -1,6 +1,7 @@
 #include "switch/pipeline.h"
 
 #include "buffering/local_store.h"
+#include "buffering/tiered_store.h"
 #include "roce/error.h"
 #include "switch/copy.h"
 
@@ -46,11 +47,31 @@ Pipeline::Pipeline(const PipelineConfig& config, FramePool& pool)
   for (uint16_t port = 0; port < ports_; port++)
     if (!router_ || !router_->is_routed_port(port)) bridged_.push_back(port);
   if (!config.buffers) return;
-  std::unique_ptr<buffering::Store> store;
-  if (const buffering::SpillwayConfig& spillway = config.buffers->spillway; spillway.enabled)
-    store = std::make_unique<buffering::LocalStore>(spillway.pool_size, spillway.frames_max,
-                                                    buffering::Spillway::ids_max(spillway));
-  buffers_.emplace(*config.buffers, pool, std::move(store));
+  buffers_.emplace(*config.buffers, pool, make_store(config));
+}
+
+// Where spilled packets go: local memory, lent memory, or the one before the other.
+std::unique_ptr<buffering::Store> Pipeline::make_store(const PipelineConfig& config) {
+  const buffering::SpillwayConfig& spillway = config.buffers->spillway;
+  if (!spillway.enabled) return nullptr;
+  const uint32_t ids = buffering::Spillway::ids_max(spillway);
+  const uint64_t here = config.remote ? config.spill_local : spillway.pool_size;
+  std::unique_ptr<buffering::Store> local;
+  if (here != 0) local = std::make_unique<buffering::LocalStore>(here, spillway.frames_max, ids);
+  if (!config.remote) return local;
+  if (!router_)
+    throw Error(ErrorCode::kConfig,
+                "to reach lenders of memory, the switch needs an address with a prefix length");
+  buffering::RemoteStoreConfig rc = *config.remote;
+  rc.mac = config.engine.mac;
+  rc.addresses = config.engine.addresses;
+  rc.ca_guid = config.engine.seed;
+  rc.seed = config.engine.seed;
+  rc.ids = ids;
+  auto lent = std::make_unique<buffering::RemoteStore>(rc, pool_);
+  remote_ = lent.get();
+  if (!local) return lent;
+  return std::make_unique<buffering::TieredStore>(std::move(local), std::move(lent), ids);
 }
 
 void Pipeline::process(FrameList& received, Time now, FrameList& out) noexcept {
@@ -146,6 +167,7 @@ Fate Pipeline::receive_ours(Frame& frame, const Network& network, uint16_t inter
   if (verdict == roce::ParseVerdict::kOk) {
     if (!local_.owns(packet.dst_ip)) return Fate::kNotForUs;
     if (roce::icrc_ok(packet)) {
+      if (remote_ != nullptr && remote_->receive(packet, now, engine_out_)) return Fate::kToStore;
       engine_.receive(std::move(frame), packet, now, engine_out_);
       return Fate::kToEngine;
     }
@@ -237,7 +259,7 @@ Fate Pipeline::send_routed(Frame frame, uint16_t interface, uint16_t payer, Time
 Fate Pipeline::send_own(Frame frame, Time now, FrameList& out) noexcept {
   if (!router_ || network_of(frame.bytes()).vid != 0) return forward(std::move(frame), ports_, now, out);
   uint16_t interface = kBridge;
-  const Fate fate = router_->route_own(frame, interface);
+  const Fate fate = router_->route_own(frame, now, interface);
   if (fate == Fate::kRouted && interface == kBridge) return forward(std::move(frame), ports_, now, out);
   if (fate == Fate::kRouted) {
     emit(std::move(frame), interface, ports_, now, out);
@@ -266,6 +288,12 @@ void Pipeline::emit(Frame frame, uint16_t port, uint16_t source, Time now, Frame
 
 void Pipeline::serve_buffers(Time now, FrameList& out) noexcept {
   buffers_->poll(now, out);
+  if (remote_ != nullptr) {
+    // Leases end once everything is back.
+    if (ending_ && !remote_->closing() && buffers_->empty()) remote_->shutdown(now, engine_out_);
+    engine_out_.splice(buffers_->store_frames());
+    route_engine_frames(now, out);
+  }
   while (Frame frame = buffers_->next_rerouted()) {
     const std::optional<uint16_t> port = another_way(frame, now);
     buffers_->reenqueue(std::move(frame), port);
@@ -362,6 +390,7 @@ void Pipeline::announce(Time now, FrameList& out) {
 
 void Pipeline::shutdown(Time now, FrameList& out) {
   engine_.shutdown(now, engine_out_);
+  ending_ = true;
   finish(now, out);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "aggregation/engine.h"
+#include "buffering/remote_store.h"
 #include "buffering/traffic_manager.h"
 #include "switch/counters.h"
 #include "switch/ip_messages.h"
@@ -23,6 +24,11 @@ struct PipelineConfig {
   RoutingConfig routing;             // its interfaces, if any, have all of those addresses
   // Without it frames leave for their ports at once, and whoever drives the pipeline queues and drops.
   std::optional<buffering::Config> buffers = std::nullopt;
+  // Servers that lend memory to the spillway. Who we are (MAC, addresses, seed) is taken from the engine's
+  // configuration, `ids` from the spillway's. Of pool_size, `spill_local` bytes stay here, and are used
+  // first.
+  std::optional<buffering::RemoteStoreConfig> remote = std::nullopt;
+  uint64_t spill_local = 0;
 };
 
 class Pipeline {
@@ -58,16 +64,20 @@ class Pipeline {
 
   // Ends the groups and connections; drained() once nothing is left of them.
   void shutdown(Time now, FrameList& out);
-  bool drained() const { return engine_.drained() && (!buffers_ || buffers_->empty()); }
+  bool drained() const {
+    return engine_.drained() && (!buffers_ || buffers_->empty()) && (remote_ == nullptr || remote_->idle());
+  }
   bool abort_group(uint32_t id, const std::string& why, Time now, FrameList& out);
 
   const aggregation::Engine& engine() const { return engine_; }
   const L2Table& l2() const { return l2_; }
   const Router* router() const { return router_ ? &*router_ : nullptr; }  // nullptr: nothing is routed
   const buffering::TrafficManager* buffers() const { return buffers_ ? &*buffers_ : nullptr; }
+  const buffering::RemoteStore* remote() const { return remote_; }  // nullptr: nobody lends memory
   const PipelineCounters& counters() const { return counters_; }
 
  private:
+  std::unique_ptr<buffering::Store> make_store(const PipelineConfig& config);
   Fate receive(Frame frame, Time now, FrameList& out) noexcept;
   void learn(const roce::EthernetHeader& eth, uint16_t domain, uint16_t ingress, Time now) noexcept;
   Fate receive_ours(Frame& frame, const Network& network, uint16_t interface, Time now,
@@ -97,7 +107,9 @@ class Pipeline {
   L2Table l2_;
   std::vector<TokenBucket> flood_buckets_;  // by ingress port; the last is the engine's and the router's
   aggregation::Engine engine_;
-  FrameList engine_out_;  // empty between calls
+  FrameList engine_out_;                      // of the remote store too; empty between calls
+  buffering::RemoteStore* remote_ = nullptr;  // the traffic manager's, if any
+  bool ending_ = false;
   std::optional<buffering::TrafficManager> buffers_;
   PipelineCounters counters_;
 };

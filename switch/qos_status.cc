@@ -71,7 +71,8 @@ const char* name(buffering::SpillState s) {
 
 }  // namespace
 
-QosStatus qos_status(const buffering::TrafficManager& manager, bool with_keys, Time now) {
+QosStatus qos_status(const buffering::TrafficManager& manager, bool with_keys, Time now,
+                     const buffering::RemoteStore* remote) {
   QosStatus s;
   s.pool_size = manager.buffer().size();
   s.pool_used = manager.buffer().used();
@@ -95,6 +96,7 @@ QosStatus qos_status(const buffering::TrafficManager& manager, bool with_keys, T
   s.spill = spillway->counters();
   s.store_size = spillway->store().size();
   s.store_used = spillway->store().used();
+  for (size_t i = 0; remote != nullptr && i < remote->lenders(); i++) s.lenders.push_back(remote->status(i));
   s.keys = spillway->keys_count();
   s.keys_max = manager.config().spillway.keys_max;
   if (!with_keys) return s;
@@ -146,6 +148,30 @@ json spill_counters_json(const buffering::SpillCounters& c) {
           {"residence", std::move(residence)}};
 }
 
+json lender_json(const buffering::LenderStatus& l) {
+  using State = buffering::LenderStatus::State;
+  return {{"address", l.lender.address.to_string()},
+          {"port", l.lender.port},
+          {"state", l.state == State::kConnected    ? "connected"
+                    : l.state == State::kConnecting ? "connecting"
+                                                    : "waiting"},
+          {"why", l.why},
+          {"size", l.bytes},
+          {"used", l.used},
+          {"held", l.held},
+          {"written", l.written},
+          {"read", l.read},
+          {"lost", l.lost},
+          {"bytes_written", l.bytes_written},
+          {"bytes_read", l.bytes_read},
+          {"connects", l.connects},
+          {"deaths", l.deaths},
+          {"refusals", l.refusals},
+          {"packets_sent", l.packets_sent},
+          {"retransmitted", l.retransmitted},
+          {"reads_again", l.reads_again}};
+}
+
 json spillway_json(const QosStatus& s, const std::vector<std::string>& names) {
   json j = {{"enabled", s.spillway}};
   if (!s.spillway) return j;
@@ -167,6 +193,8 @@ json spillway_json(const QosStatus& s, const std::vector<std::string>& names) {
                     {"dropped", amount_json(k.dropped)},
                     {"oldest_ms", milliseconds(k.oldest)}});
   j["store"] = {{"size", s.store_size}, {"used", s.store_used}};
+  j["lenders"] = json::array();
+  for (const buffering::LenderStatus& l : s.lenders) j["lenders"].push_back(lender_json(l));
   j["keys_count"] = s.keys;
   j["keys_max"] = s.keys_max;
   j["keys"] = std::move(keys);

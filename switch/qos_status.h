@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "buffering/remote_store.h"
 #include "buffering/traffic_manager.h"
 
 namespace millrace::switching {
@@ -40,10 +41,12 @@ struct QosStatus {
   uint64_t store_size = 0, store_used = 0;
   uint32_t keys = 0, keys_max = 0;
   std::vector<buffering::SpillKeyStatus> key_list;  // some of them, if there are many
+  std::vector<buffering::LenderStatus> lenders;
 };
 
 // On the worker's thread. The list of keys is left out unless `with_keys`.
-QosStatus qos_status(const buffering::TrafficManager& manager, bool with_keys, Time now);
+QosStatus qos_status(const buffering::TrafficManager& manager, bool with_keys, Time now,
+                     const buffering::RemoteStore* remote = nullptr);
 
 // `ports` are their names.
 nlohmann::json buffers_json(const QosStatus& status, const std::vector<std::string>& ports);

@@ -214,7 +214,7 @@ void Router::decrement_ttl(Ipv4Header& ip) noexcept {
   ip.checksum = static_cast<uint16_t>(~sum);
 }
 
-Fate Router::route_own(Frame& frame, uint16_t& interface) noexcept {
+Fate Router::route_own(Frame& frame, Time now, uint16_t& interface) noexcept {
   View view;
   const std::span<uint8_t> bytes = frame.bytes();
   view.network = network_of(bytes);
@@ -233,12 +233,16 @@ Fate Router::route_own(Frame& frame, uint16_t& interface) noexcept {
   const Fib::Entry* entry = fib_.lookup(view.dst);
   if (entry == nullptr) return Fate::kNoRoute;
   interface = entry->interface;
-  if (entry->connected) return Fate::kRouted;  // the request came from there, so its MAC is the right one
-  const uint32_t way = choose(*entry, flow_hash(bytes, view));
-  if (!neighbours_.known(way)) return Fate::kNeighbourUnresolved;
-  reinterpret_cast<EthernetHeader*>(bytes.data())->dst = neighbours_.mac(way);
+  MacAddress& to = reinterpret_cast<EthernetHeader*>(bytes.data())->dst;
+  if (entry->connected && to != MacAddress{})
+    return Fate::kRouted;  // the request came from there, so its MAC is the right one
+  const uint32_t way = entry->connected ? neighbours_.resolve(view.dst, entry->interface, entry->own, now)
+                                        : choose(*entry, flow_hash(bytes, view));
+  // Nothing is held: who began to speak repeats it.
+  if (way == NeighbourTable::kNone || !neighbours_.known(way)) return Fate::kNeighbourUnresolved;
+  to = neighbours_.mac(way);
   interface = neighbours_.interface(way);
-  sent_[way]++;
+  if (!entry->connected) sent_[way]++;
   return Fate::kRouted;
 }
 

@@ -46,11 +46,11 @@ class Router {
   // A routed port whose link is down is no way for those that have another.
   void set_link(uint16_t port, bool up) noexcept { down_[port] = !up; }
 
-  // For a frame of the engine, addressed to the MAC that the peer's request came from. Where its destination
-  // lies behind a route, the route's next hop takes that one's place: when a spine dies, results go by
-  // another. kRouted, or kNoRoute or kNeighbourUnresolved: the frame is unchanged, the caller may know
-  // better.
-  Fate route_own(Frame& frame, uint16_t& interface) noexcept;
+  // For a frame of the engine, addressed to the MAC that the peer's request came from, or to none where we
+  // are the one that asks. Where its destination lies behind a route, the route's next hop takes that one's
+  // place: when a spine dies, results go by another. kRouted, or kNoRoute or kNeighbourUnresolved: the frame
+  // is unchanged, the caller may know better.
+  Fate route_own(Frame& frame, Time now, uint16_t& interface) noexcept;
 
   // Learns from ARP and neighbour discovery. true: an answer to us, with which nothing else is to be done.
   bool hear(const Frame& frame, uint16_t interface, Time now) noexcept;

@@ -20,8 +20,13 @@ Time read_clock(clockid_t id) {
 constexpr Time kLinkInterval = 100ms;
 
 PipelineConfig pipeline_config(const Config& config) {
-  return {static_cast<uint16_t>(config.ports.size()), config.l2, config.engine, config.routing,
-          config.buffers};
+  return {static_cast<uint16_t>(config.ports.size()),
+          config.l2,
+          config.engine,
+          config.routing,
+          config.buffers,
+          config.lenders,
+          config.spill_local};
 }
 
 }  // namespace
@@ -207,7 +212,8 @@ void Worker::execute(Command& command, Time now) {
       if (const Router* router = pipeline_.router()) command.neighbours = router->neighbours().infos(now);
       break;
     case Command::Kind::kQos:
-      if (const auto* buffers = pipeline_.buffers()) command.qos = qos_status(*buffers, true, now);
+      if (const auto* buffers = pipeline_.buffers())
+        command.qos = qos_status(*buffers, true, now, pipeline_.remote());
       break;
     case Command::Kind::kAbort:
       command.ok = pipeline_.abort_group(command.group, command.why, now, out_);
@@ -243,7 +249,8 @@ Snapshot Worker::snapshot() const {
   s.cm = pipeline_.engine().cm_counters();
   if (const Router* router = pipeline_.router()) s.router = router->counters();
   s.l2_entries = pipeline_.l2().size();
-  if (const auto* buffers = pipeline_.buffers()) s.qos = qos_status(*buffers, false, clock_now());
+  if (const auto* buffers = pipeline_.buffers())
+    s.qos = qos_status(*buffers, false, clock_now(), pipeline_.remote());
   return s;
 }
 

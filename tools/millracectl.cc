@@ -253,6 +253,15 @@ void print_spillway(const json& reply) {
                p.at("rerouted").at("packets"), p.at("resident").at("packets"), p.at("resident_bytes_max"),
                p.at("refused").at("packets"), p.at("lost").at("packets")});
   ports.print();
+  if (!reply.at("lenders").empty()) {
+    std::printf("\n");
+    Table lenders({"LENDER", "STATE", "MiB", "USED", "WRITTEN", "READ", "LOST", "DEATHS", "AGAIN", "WHY"});
+    for (const json& l : reply.at("lenders"))
+      lenders.add({l.at("address"), l.at("state"), mebibytes(l.at("size")), mebibytes(l.at("used")),
+                   l.at("written"), l.at("read"), l.at("lost"), l.at("deaths"), l.at("retransmitted"),
+                   l.at("why")});
+    lenders.print();
+  }
   if (reply.at("keys").empty()) return;
   std::printf("\n");
   Table keys({"PORT", "QUEUE", "DESTINATION", "STATE", "RESIDENT", "BYTES", "OLDEST ms"});

@@ -23,7 +23,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"buffering", {"roce"}},
     {"switch", {"aggregation", "buffering", "roce"}},
     {"shell", {"switch", "aggregation", "buffering", "roce"}},
-    {"host", {"roce", "aggregation"}},
+    {"host", {"roce", "aggregation", "buffering"}},
     {"tools", {"host", "roce", "aggregation", "buffering", "switch"}},
     {"tests", {"roce", "aggregation", "buffering", "switch", "shell", "host", "tools"}},
 };
@@ -32,6 +32,9 @@ const std::set<std::string> kSharedAggregation = {"aggregation/protocol.h",    "
                                                   "aggregation/reduce.h",      "aggregation/collective.h",
                                                   "aggregation/bfp.h",         "aggregation/ranks.h",
                                                   "aggregation/disagreement.h"};
+
+// And of buffering what a switch and a lender of memory say to each other.
+const std::set<std::string> kSharedBuffering = {"buffering/lease.h"};
 
 TEST(Architecture, RoomsIncludeOnlyWhatTheirArrowsAllow) {
   const fs::path root = MILLRACE_SOURCE_ROOT;
@@ -64,6 +67,9 @@ TEST(Architecture, RoomsIncludeOnlyWhatTheirArrowsAllow) {
         EXPECT_TRUE(kMayInclude.at(room).contains(other)) << self << " must not include " << target;
         if (room == "host" && other == "aggregation") {
           EXPECT_TRUE(kSharedAggregation.contains(target)) << self << " includes " << target;
+        }
+        if (room == "host" && other == "buffering") {
+          EXPECT_TRUE(kSharedBuffering.contains(target)) << self << " includes " << target;
         }
       }
     }

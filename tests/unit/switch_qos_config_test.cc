@@ -1,6 +1,9 @@
 // The configuration's `qos` and `spillway`: what a short file gets, what a full one means, and every refusal.
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <sstream>
+
 #include "roce/error.h"
 #include "switch/config.h"
 
@@ -208,6 +211,24 @@ TEST(QosConfig, TheWholeSpillwayIsRead) {
   EXPECT_EQ(s.max_residence, milliseconds(50));
 }
 
+TEST(QosConfig, TheManualsExampleIsRight) {
+  std::ifstream file(std::string(MILLRACE_SOURCE_ROOT) + "/switch/OPERATIONS.md");
+  std::ostringstream text;
+  text << file.rdbuf();
+  const std::string manual = text.str(), fence = "```yaml\n";
+  const size_t inside = manual.find("\nspillway:\n  spill_dscp: [10]\n");
+  ASSERT_NE(inside, std::string::npos);
+  const size_t from = manual.rfind(fence, inside) + fence.size();
+  const std::string example = manual.substr(from, manual.find("```", from) - from);
+  const buffering::Config b = parse_config(example, "example").buffers.value();
+  EXPECT_EQ(b.ports[2].rate_bps, 25'000'000'000u);
+  EXPECT_TRUE(b.ports[0].queues[1].profile.spill);
+  EXPECT_EQ(b.ports[0].groups[3].xoff, 96u << 10);
+  EXPECT_EQ(b.ports[1].queues[3].wred->probability, 0.1);
+  EXPECT_EQ(b.ports[1].dscp_to_tc[10], 1);
+  EXPECT_TRUE(b.spillway.enabled);
+}
+
 const std::string kSpills = R"(qos:
   BUFFER_PROFILE: {q: {static_th: 100000, packet_discard_action: spill}}
   BUFFER_QUEUE: {"*|0": {profile: q}}
@@ -334,6 +355,12 @@ TEST(QosConfig, EveryMistakeIsRefusedWithItsLine) {
 TEST(QosConfig, EveryMistakeOfTheSpillwayIsRefusedWithItsLine) {
   expect_refused(
       "", {{"spillway: {spill_dscp: 10}\n", "f.yaml:7: spillway: there is no traffic manager"},
+           {"qos:\n  WRED_PROFILE: {w: {green_min_threshold: 4199, green_max_threshold: 9999}}\n"
+            "  BUFFER_PROFILE: {q: {packet_discard_action: spill}}\n"
+            "  BUFFER_QUEUE: {\"p2|3\": {profile: q}}\n  QUEUE: {\"*|3\": {wred_profile: w}}\n"
+            "spillway: {spill_dscp: 10}\n",
+            "f.yaml:12: spillway.drain_off_bytes: missing: queue 3 of p2 spills and its WRED profile "
+            "begins at 4199 bytes, less than a frame of 4200"},
            {"qos: {}\nspillway: {spill_dscp: 10}\n", "f.yaml:8: spillway.spill_dscp: no queue spills"}});
   expect_refused(
       kSpills,
@@ -350,8 +377,10 @@ TEST(QosConfig, EveryMistakeOfTheSpillwayIsRefusedWithItsLine) {
           {"spillway: {spill_dscp: 1, spill_key_limit: 1}\n", "spill_key_limit: '1' is not a size in 8192 …"},
           {"spillway: {spill_dscp: 1, spill_max_keys: 0}\n", "'0' is not a whole number in 1 … 1048576"},
           {"spillway: {spill_dscp: 1, drain_on_bytes: 0}\n", "drain_on_bytes: '0' is not a size in 1 …"},
-          {"spillway: {spill_dscp: 1, drain_on_bytes: 2, drain_off_bytes: 1}\n",
+          {"spillway: {spill_dscp: 1, drain_on_bytes: 4201, drain_off_bytes: 4200}\n",
            "drain_on_bytes: must not be more than drain_off_bytes"},
+          {"spillway: {spill_dscp: 1, drain_off_bytes: 4199}\n",
+           "drain_off_bytes: '4199' is not a size in 4200 …"},
           {"spillway: {spill_dscp: 1, drain_check_interval_us: 0}\n", "in 1 … 1000000"},
           {"spillway: {spill_dscp: 1, drain_hold_checks: 0}\n", "in 1 … 1000"},
           {"spillway: {spill_dscp: 1, drain_rate_mbps: 0}\n", "in 1 … 1600000"},

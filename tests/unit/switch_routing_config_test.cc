@@ -111,7 +111,7 @@ TEST(RoutingConfigTest, TheExamplesForOperatorsAreRight) {
   const std::string page = text.str();
   size_t examples = 0;
   const std::string fence = "```yaml\n";
-  for (size_t at = page.find(fence, page.find("### Two leaves")); at != std::string::npos;
+  for (size_t at = page.find(fence, page.find("### Two leaves")); at < page.find("\n## Trees");
        at = page.find(fence, at)) {
     at += fence.size();
     EXPECT_TRUE(parse_config(page.substr(at, page.find("```", at) - at), "example").routing.enabled());

@@ -1,0 +1,596 @@
+#include "buffering/remote_store.h"
+
+#include <algorithm>
+#include <bit>
+#include <random>
+
+#include "buffering/lazy_array.h"
+#include "roce/error.h"
+
+namespace millrace::buffering {
+
+namespace {
+
+constexpr uint32_t kNone = UINT32_MAX;
+constexpr uint32_t kPacketsPerTurn = 64;
+constexpr Time kStarvedFor = std::chrono::microseconds(100);
+constexpr uint32_t kLendersMax = 64;
+constexpr uint32_t kSlotsMax = 1u << 24;  // of one lender
+
+// Where a packet is. Each but kFree is a list that it stands in.
+enum class Where : uint8_t { kFree, kHeld, kAsked, kReading, kEvent };
+
+struct Entry {
+  uint32_t before, after;  // in its list
+  uint32_t slot;
+  uint32_t use;  // counts up as the id is let go, so that a READ under way is not taken for a later one's
+  FrameBuffer* frame;  // of an event: the packet, or nullptr when it is lost
+  uint16_t length;
+  uint8_t lender;
+  Where where;
+};
+
+struct List {
+  uint32_t first = kNone, last = kNone;
+};
+
+// A work request that is not complete. A WRITE keeps its packet, a READ the frame that it fills.
+struct Request {
+  uint32_t id = 0, use = 0;
+  bool read = false;
+  Frame frame;
+};
+
+}  // namespace
+
+struct RemoteStore::Impl {
+  using State = LenderStatus::State;
+  struct Lender {
+    LenderConfig config;
+    State state = State::kWaiting;
+    roce::CmId cm{};
+    Qpn qpn;
+    Psn first_psn;  // where the lender shall begin
+    Time again{}, backoff{}, since{};
+    std::unique_ptr<roce::QueuePair> qp;
+    uint32_t rkey = 0;
+    uint64_t address = 0;
+    uint32_t slots = 0, used = 0, fresh = 0, free = kNone;  // free slots are linked through `next`
+    std::unique_ptr<LazyArray<uint32_t>> next;
+    uint32_t depth = 0, reads = 0;  // READs that may be and that are in flight
+    std::vector<Request> requests;  // a ring
+    uint64_t head = 0, tail = 0;
+    List held, asked, reading;
+    LenderStatus counts;  // of counters and `why` only
+
+    std::string who() const { return "the lender at " + config.address.to_string(); }
+    uint32_t slots_free() const { return slots - used; }
+    Request& at(uint64_t n) { return requests[n & (requests.size() - 1)]; }
+  };
+
+  Impl(const RemoteStoreConfig& c, FramePool& p);
+  ~Impl();
+
+  void push(List& list, uint32_t id);
+  void unlink(List& list, uint32_t id);
+  List& list_of(const Entry& e);
+  void move(uint32_t id, Where where);
+  void let_go(uint32_t id);
+  uint32_t take_slot(Lender& l);
+  void give_slot(Lender& l, uint32_t slot);
+
+  Lender* choose(uint32_t bytes);
+  bool write(uint32_t id, Frame& frame);
+  void pump(Lender& l);
+  void complete(Lender& l);
+
+  void connect(Lender& l, Time now, FrameList& out);
+  void handle_events(Time now, FrameList& out);
+  void handle_reply(Lender& l, const roce::CmEvent& e, Time now, FrameList& out);
+  void handle_request(Lender& l, const roce::Packet& packet, Time now, FrameList& out);
+  void part(Lender& l, const std::string& why, Time now, FrameList& out);
+  void clear(Lender& l);
+  std::string refused(const Lender& l, const roce::CmEvent& e) const;
+
+  RemoteStoreConfig config;
+  FramePool& pool;
+  roce::CmAgent cm;
+  roce::Crc32Combine combine;
+  std::mt19937_64 random;
+  std::vector<std::unique_ptr<Lender>> lenders;
+  LazyArray<Entry> entries;
+  List events;
+  uint32_t next_qpn = 0;
+  bool closing = false;
+  bool work = false;     // something may be ready to send
+  bool starved = false;  // a READ waits for a frame to fill
+  Time now{};
+};
+
+namespace {
+
+roce::CmConfig cm_config(const RemoteStoreConfig& c) {
+  roce::CmConfig cm;
+  cm.ca_guid = c.ca_guid + 1;  // the engine's agent has the other
+  cm.seed = c.seed ^ 0x5350494C;
+  cm.retries = 100000;  // connect_timeout ends an attempt
+  return cm;
+}
+
+}  // namespace
+
+RemoteStore::Impl::Impl(const RemoteStoreConfig& c, FramePool& p)
+    : config(c), pool(p), cm(cm_config(c), p), random(c.seed), entries(c.ids) {
+  const auto bad = [](const std::string& what) { throw Error(ErrorCode::kConfig, what); };
+  if (c.lenders.empty() || c.lenders.size() > kLendersMax)
+    bad("a remote store needs between 1 and " + std::to_string(kLendersMax) + " lenders");
+  if (roce::mtu_code(c.mtu) == 0) bad("a lender's path MTU is one of 256, 512, 1024, 2048 and 4096");
+  if (c.slot_bytes == 0 || c.slot_bytes > UINT16_MAX || c.writes_max == 0 || c.reads_max == 0 ||
+      c.reads_max > UINT8_MAX || c.again_min <= Time{} || c.again_max < c.again_min)
+    bad("a remote store needs slots of 1 to 65535 bytes, 1 or more WRITEs, 1 to 255 READs and a time between "
+        "attempts");
+  for (const LenderConfig& lc : c.lenders) {
+    if (std::none_of(c.addresses.begin(), c.addresses.end(),
+                     [&](const IpAddress& a) { return a.is_v4() == lc.address.is_v4(); }))
+      bad("the switch has no address of the family of the lender " + lc.address.to_string());
+    auto l = std::make_unique<Lender>();
+    l->config = lc;
+    l->backoff = c.again_min;
+    lenders.push_back(std::move(l));
+  }
+  next_qpn = static_cast<uint32_t>(random()) & 0xFFFF;
+}
+
+RemoteStore::Impl::~Impl() {
+  for (uint32_t id = events.first; id != kNone; id = entries[id].after)
+    if (entries[id].frame != nullptr) Frame dropped(entries[id].frame);
+}
+
+// --- what is where ----------------------------------------------------------------------------------
+
+void RemoteStore::Impl::push(List& list, uint32_t id) {
+  Entry& e = entries[id];
+  e.before = list.last;
+  e.after = kNone;
+  (list.last == kNone ? list.first : entries[list.last].after) = id;
+  list.last = id;
+}
+
+void RemoteStore::Impl::unlink(List& list, uint32_t id) {
+  const Entry& e = entries[id];
+  (e.before == kNone ? list.first : entries[e.before].after) = e.after;
+  (e.after == kNone ? list.last : entries[e.after].before) = e.before;
+}
+
+List& RemoteStore::Impl::list_of(const Entry& e) {
+  Lender& l = *lenders[e.lender];
+  switch (e.where) {
+    case Where::kHeld:
+      return l.held;
+    case Where::kAsked:
+      return l.asked;
+    case Where::kReading:
+      return l.reading;
+    default:
+      return events;
+  }
+}
+
+void RemoteStore::Impl::move(uint32_t id, Where where) {
+  Entry& e = entries[id];
+  unlink(list_of(e), id);
+  e.where = where;
+  push(list_of(e), id);
+}
+
+void RemoteStore::Impl::let_go(uint32_t id) {
+  Entry& e = entries[id];
+  unlink(list_of(e), id);
+  e.where = Where::kFree;
+  e.use++;
+  e.frame = nullptr;
+}
+
+uint32_t RemoteStore::Impl::take_slot(Lender& l) {
+  l.used++;
+  if (l.free == kNone) return l.fresh++;
+  const uint32_t slot = l.free;
+  l.free = (*l.next)[slot];
+  return slot;
+}
+
+// At once, also of a packet whose READ or WRITE is still under way: what comes after it on the connection
+// comes after it in the lender's memory.
+void RemoteStore::Impl::give_slot(Lender& l, uint32_t slot) {
+  (*l.next)[slot] = l.free;
+  l.free = slot;
+  l.used--;
+}
+
+// --- packets ----------------------------------------------------------------------------------------
+
+// The one with the most room, among those whose queue has some: READs and a probe keep theirs.
+RemoteStore::Impl::Lender* RemoteStore::Impl::choose(uint32_t bytes) {
+  Lender* best = nullptr;
+  if (bytes == 0 || bytes > config.slot_bytes) return nullptr;
+  for (auto& l : lenders) {
+    if (l->state != State::kConnected || l->slots_free() == 0) continue;
+    if (l->qp->requester().room() <= config.reads_max + 1) continue;
+    if (best == nullptr || l->slots_free() > best->slots_free()) best = l.get();
+  }
+  return best;
+}
+
+bool RemoteStore::Impl::write(uint32_t id, Frame& frame) {
+  Entry& e = entries[id];
+  assert(e.where == Where::kFree);
+  FrameBuffer* b = frame.buffer();
+  own_payload(b);
+  assert(b->shared == nullptr);
+  Lender* l = choose(b->length);
+  if (l == nullptr) return false;
+  e.slot = take_slot(*l);
+  e.length = static_cast<uint16_t>(b->length);
+  e.where = Where::kHeld;
+  e.frame = nullptr;
+  e.lender = static_cast<uint8_t>(
+      std::find_if(lenders.begin(), lenders.end(), [&](auto& x) { return x.get() == l; }) - lenders.begin());
+  push(l->held, id);
+  roce::WorkRequest r;
+  r.kind = roce::WorkRequest::Kind::kWrite;
+  r.id = l->tail;
+  r.parts[0] = frame.bytes();
+  r.remote_address = l->address + uint64_t{e.slot} * config.slot_bytes;
+  r.rkey = l->rkey;
+  const bool posted = l->qp->requester().post(std::move(r));
+  assert(posted);
+  (void)posted;
+  l->at(l->tail++) = {id, e.use, false, std::move(frame)};
+  l->counts.written++;
+  l->counts.bytes_written += e.length;
+  work = true;
+  return true;
+}
+
+// Begins READs of what was asked for, as far as the lender takes them.
+void RemoteStore::Impl::pump(Lender& l) {
+  while (l.asked.first != kNone && l.reads < l.depth && l.qp->requester().room() > 1) {
+    const uint32_t id = l.asked.first;
+    Entry& e = entries[id];
+    Frame frame = Frame::allocate(pool);
+    if (!frame) {
+      starved = true;
+      return;
+    }
+    FrameBuffer* b = frame.buffer();
+    assert(b->offset + e.length <= b->room_bytes);
+    b->length = e.length;
+    roce::WorkRequest r;
+    r.kind = roce::WorkRequest::Kind::kRead;
+    r.id = l.tail;
+    r.into = frame.bytes();
+    r.remote_address = l.address + uint64_t{e.slot} * config.slot_bytes;
+    r.rkey = l.rkey;
+    if (!l.qp->requester().post(std::move(r))) return;
+    l.at(l.tail++) = {id, e.use, true, std::move(frame)};
+    l.reads++;
+    move(id, Where::kReading);
+    work = true;
+  }
+}
+
+void RemoteStore::Impl::complete(Lender& l) {
+  for (uint64_t n; l.qp->requester().next_completion(n);) {
+    if (n == roce::kProbeId) continue;
+    assert(n == l.head);
+    Request done = std::move(l.at(l.head++));
+    if (!done.read) continue;
+    l.reads--;
+    Entry& e = entries[done.id];
+    if (e.where != Where::kReading || e.use != done.use) continue;  // discarded meanwhile
+    l.counts.read++;
+    l.counts.bytes_read += e.length;
+    give_slot(l, e.slot);
+    move(done.id, Where::kEvent);
+    e.frame = done.frame.release();
+  }
+}
+
+// --- lenders ----------------------------------------------------------------------------------------
+
+void RemoteStore::Impl::connect(Lender& l, Time t, FrameList& out) {
+  l.qpn = Qpn{kFirstQpn + (++next_qpn & 0xFFFF)};
+  l.first_psn = Psn(config.first_psn ? *config.first_psn : static_cast<uint32_t>(random()));
+  roce::Path path;
+  path.src_mac = config.mac;
+  path.dst_ip = l.config.address;
+  path.src_ip = *std::find_if(config.addresses.begin(), config.addresses.end(),
+                              [&](const IpAddress& a) { return a.is_v4() == path.dst_ip.is_v4(); });
+  path.src_port = roce::flow_source_port(kGsiQpn, kGsiQpn);
+  path.tos = config.tos;
+  roce::CmQueuePair local;
+  local.qpn = l.qpn;
+  local.first_psn = l.first_psn;
+  local.mtu_code = roce::mtu_code(config.mtu);
+  local.initiator_depth = static_cast<uint8_t>(config.reads_max);
+  const auto port = static_cast<uint16_t>(0xC000 | (random() & 0x3FFF));
+  const auto request = encode(LeaseRequest{.instance = config.instance, .bytes = config.bytes_wanted});
+  l.cm = cm.connect(path, roce::tcp_service_id(l.config.port), local, port, request, t, out);
+  l.since = t;
+  if (l.cm.value != 0) l.state = State::kConnecting;
+}
+
+std::string RemoteStore::Impl::refused(const Lender& l, const roce::CmEvent& e) const {
+  const std::string who = l.who();
+  const auto refusal = decode_lease_refusal(e.private_data);
+  if (refusal && refusal->version != kLeaseVersion)
+    return who + " speaks version " + std::to_string(refusal->version) +
+           " of the lease, this switch version " + std::to_string(kLeaseVersion);
+  if (refusal && e.reason == roce::RejectReason::kConsumer) return who + " refused: " + refusal->text;
+  return who + " rejected the connection (CM reason " + std::to_string(static_cast<int>(e.reason)) +
+         "): is millrace-memd listening on port " + std::to_string(l.config.port) + "?";
+}
+
+void RemoteStore::Impl::handle_reply(Lender& l, const roce::CmEvent& e, Time t, FrameList& out) {
+  const auto reply = decode_lease_reply(e.private_data);
+  const std::string who = l.who();
+  if (!reply || reply->version != kLeaseVersion)
+    return part(l, who + " accepted, but lends nothing by this version of the lease", t, out);
+  const uint64_t slots = std::min<uint64_t>(reply->bytes / config.slot_bytes, kSlotsMax);
+  l.depth = std::min<uint32_t>(config.reads_max, e.remote.responder_resources);
+  if (slots == 0 || l.depth == 0)
+    return part(l, who + " lends less than one packet takes, or grants no RDMA READ", t, out);
+  l.rkey = reply->rkey;
+  l.address = reply->address;
+  l.slots = static_cast<uint32_t>(slots);
+  l.used = l.fresh = 0;
+  l.free = kNone;
+  l.next = std::make_unique<LazyArray<uint32_t>>(l.slots);
+  roce::QueuePairConfig qc;
+  qc.local = l.qpn;
+  qc.wire.path = e.path;
+  qc.wire.path.src_port = roce::flow_source_port(l.qpn, e.remote.qpn);
+  qc.wire.remote_qpn = e.remote.qpn;
+  qc.expected_psn = l.first_psn;
+  qc.requester.first_psn = e.remote.first_psn;
+  qc.requester.mtu = config.mtu;
+  qc.requester.requests_max = config.writes_max + config.reads_max + 1;
+  qc.requester.reads_max = l.depth;
+  qc.requester.retransmit_timeout = config.retransmit_timeout;
+  qc.probe_after = config.probe_after;
+  qc.peer_dead = config.peer_dead;
+  l.qp = std::make_unique<roce::QueuePair>(qc, t);
+  l.requests.resize(std::bit_ceil(qc.requester.requests_max));
+  l.state = State::kConnected;
+  l.since = t;
+  l.counts.connects++;
+  l.counts.why.clear();
+  cm.confirm(l.cm, t, out);
+  work = true;
+}
+
+void RemoteStore::Impl::handle_events(Time t, FrameList& out) {
+  roce::CmEvent e;
+  while (cm.next_event(e)) {
+    using Kind = roce::CmEvent::Kind;
+    const auto found = std::find_if(lenders.begin(), lenders.end(),
+                                    [&](auto& l) { return l->cm == e.id && e.id.value != 0; });
+    if (found == lenders.end()) continue;  // of one that was given up
+    Lender& l = **found;
+    if (e.kind == Kind::kReply) {
+      if (l.state == State::kConnecting) handle_reply(l, e, t, out);
+      continue;
+    }
+    l.cm = {};
+    if (e.kind == Kind::kRejected) l.counts.refusals++;
+    const std::string who = l.who();
+    if (e.kind == Kind::kRejected)
+      part(l, refused(l, e), t, out);
+    else if (e.kind == Kind::kUnreachable)
+      part(l, who + " did not answer", t, out);
+    else if (e.kind == Kind::kDisconnected)
+      part(l, who + " ended the lease", t, out);
+  }
+}
+
+// Forgets what the lender held, which is lost, and tries again after a while.
+void RemoteStore::Impl::part(Lender& l, const std::string& why, Time t, FrameList& out) {
+  if (l.state == State::kConnected && !closing) l.counts.deaths++;
+  if (l.state == State::kConnected && t - l.since >= config.again_max) l.backoff = config.again_min;
+  if (l.cm.value != 0) cm.disconnect(l.cm, t, out);
+  l.cm = {};
+  clear(l);
+  l.state = State::kWaiting;
+  l.counts.why = why;
+  l.again = t + l.backoff;
+  l.backoff = std::min(2 * l.backoff, config.again_max);
+}
+
+void RemoteStore::Impl::clear(Lender& l) {
+  if (l.qp) {
+    const auto& c = l.qp->requester().counters();
+    l.counts.packets_sent += c.packets_sent;
+    l.counts.retransmitted += c.retransmitted;
+    l.counts.reads_again += c.reads_again;
+  }
+  l.qp.reset();  // before the frames that it points into
+  for (; l.head != l.tail; l.head++) l.at(l.head).frame = Frame();
+  l.head = l.tail = 0;
+  l.reads = 0;
+  for (List* list : {&l.held, &l.asked, &l.reading})
+    while (list->first != kNone) {
+      l.counts.lost++;
+      move(list->first, Where::kEvent);
+    }
+  l.slots = l.used = 0;
+  l.next.reset();
+}
+
+// A lender has nothing to say but that it is alive.
+void RemoteStore::Impl::handle_request(Lender& l, const roce::Packet& p, Time t, FrameList& out) {
+  if (p.op->write && p.op->only && !p.op->imm && p.payload.empty()) return l.qp->responder().accept(p);
+  l.qp->responder().refuse(roce::kNakRemoteAccess);
+  l.qp->emit(pool, combine, 0, t, out);
+  part(l, l.who() + " asked for what is not its to ask", t, out);
+}
+
+// --- the store --------------------------------------------------------------------------------------
+
+RemoteStore::RemoteStore(const RemoteStoreConfig& config, FramePool& pool)
+    : impl_(std::make_unique<Impl>(config, pool)) {}
+RemoteStore::~RemoteStore() = default;
+
+bool RemoteStore::receive(const roce::Packet& p, Time now, FrameList& out) noexcept {
+  Impl& a = *impl_;
+  a.now = now;
+  if (p.dest_qp() == kGsiQpn) {
+    if (!a.cm.owns(p)) return false;
+    a.cm.receive(p, now, out);
+    a.handle_events(now, out);
+    return true;
+  }
+  if (p.dest_qp().value < kFirstQpn) return false;
+  for (auto& l : a.lenders) {
+    if (l->state != LenderStatus::State::kConnected || l->qpn != p.dest_qp()) continue;
+    a.work = true;
+    switch (l->qp->receive(p, now)) {
+      case roce::Reception::kResponse:
+        a.complete(*l);
+        if (l->qp->requester().failed())
+          a.part(*l,
+                 l->who() + " refused access to what it lends (syndrome " +
+                     std::to_string(l->qp->requester().fail_syndrome()) + ")",
+                 now, out);
+        break;
+      case roce::Reception::kNewRequest:
+        a.handle_request(*l, p, now, out);
+        break;
+      case roce::Reception::kInvalid:
+        l->qp->emit(a.pool, a.combine, 0, now, out);
+        a.part(*l, l->who() + " broke the transport's rules", now, out);
+        break;
+      default:
+        break;
+    }
+    break;
+  }
+  return true;
+}
+
+bool RemoteStore::write(uint32_t id, Frame& frame, Time) noexcept { return impl_->write(id, frame); }
+
+void RemoteStore::read(uint32_t id, Time) noexcept {
+  const Entry& e = impl_->entries[id];
+  if (e.where != Where::kHeld) return;  // lost: its event is waiting
+  impl_->move(id, Where::kAsked);
+  impl_->pump(*impl_->lenders[e.lender]);
+}
+
+void RemoteStore::discard(uint32_t id) noexcept {
+  Entry& e = impl_->entries[id];
+  assert(e.where != Where::kFree);
+  if (e.where != Where::kEvent) impl_->give_slot(*impl_->lenders[e.lender], e.slot);
+  if (e.where == Where::kEvent && e.frame != nullptr) Frame dropped(e.frame);
+  impl_->let_go(id);
+}
+
+bool RemoteStore::next_event(StoreEvent& event) noexcept {
+  const uint32_t id = impl_->events.first;
+  if (id == kNone) return false;
+  Entry& e = impl_->entries[id];
+  event.kind = e.frame != nullptr ? StoreEvent::Kind::kRead : StoreEvent::Kind::kLost;
+  event.id = id;
+  event.frame = Frame(e.frame);
+  impl_->let_go(id);
+  return true;
+}
+
+void RemoteStore::poll(Time now, FrameList& out) noexcept {
+  Impl& a = *impl_;
+  a.now = now;
+  if (now >= a.cm.next_deadline()) a.cm.poll(now, out);
+  a.handle_events(now, out);
+  a.work = a.starved = false;
+  for (auto& each : a.lenders) {
+    Impl::Lender& l = *each;
+    if (l.state == Impl::State::kWaiting && now >= l.again && !a.closing) a.connect(l, now, out);
+    if (l.state == Impl::State::kConnecting && now - l.since >= a.config.connect_timeout)
+      a.part(l, l.who() + " did not answer", now, out);
+    if (l.state != Impl::State::kConnected) continue;
+    if (now >= l.qp->next_deadline()) {
+      l.qp->tick(now);
+      if (l.qp->dead(now)) {
+        a.part(l,
+               l.who() + " has not acknowledged anything for " +
+                   std::to_string(a.config.peer_dead / std::chrono::milliseconds(1)) + " ms",
+               now, out);
+        continue;
+      }
+    }
+    a.pump(l);
+    a.work |= l.qp->emit(a.pool, a.combine, kPacketsPerTurn, now, out);
+  }
+}
+
+Time RemoteStore::next_deadline() const {
+  const Impl& a = *impl_;
+  if (a.work) return a.now;
+  Time t = std::min(a.cm.next_deadline(), a.starved ? a.now + kStarvedFor : kNever);
+  for (const auto& l : a.lenders) {
+    if (l->state == Impl::State::kWaiting && !a.closing) t = std::min(t, l->again);
+    if (l->state == Impl::State::kConnecting) t = std::min(t, l->since + a.config.connect_timeout);
+    if (l->state == Impl::State::kConnected) t = std::min(t, l->qp->next_deadline());
+  }
+  return t;
+}
+
+uint64_t RemoteStore::size() const {
+  uint64_t n = 0;
+  for (const auto& l : impl_->lenders) n += uint64_t{l->slots} * impl_->config.slot_bytes;
+  return n;
+}
+
+uint64_t RemoteStore::used() const {
+  uint64_t n = 0;
+  for (const auto& l : impl_->lenders) n += uint64_t{l->used} * impl_->config.slot_bytes;
+  return n;
+}
+
+uint32_t RemoteStore::reads_max() const {
+  uint32_t n = 0;
+  for (const auto& l : impl_->lenders)
+    if (l->state == Impl::State::kConnected) n += l->depth;
+  return std::max(n, 1u);
+}
+
+void RemoteStore::shutdown(Time now, FrameList& out) noexcept {
+  impl_->closing = true;
+  for (auto& l : impl_->lenders) impl_->part(*l, "the switch ends", now, out);
+}
+
+bool RemoteStore::closing() const { return impl_->closing; }
+
+bool RemoteStore::idle() const { return impl_->closing && impl_->cm.connections() == 0; }
+
+size_t RemoteStore::lenders() const { return impl_->lenders.size(); }
+
+LenderStatus RemoteStore::status(size_t lender) const {
+  const Impl::Lender& l = *impl_->lenders[lender];
+  LenderStatus s = l.counts;
+  s.lender = l.config;
+  s.state = l.state;
+  s.bytes = uint64_t{l.slots} * impl_->config.slot_bytes;
+  s.used = uint64_t{l.used} * impl_->config.slot_bytes;
+  s.held = l.used;
+  if (l.qp) {
+    const auto& c = l.qp->requester().counters();
+    s.packets_sent += c.packets_sent;
+    s.retransmitted += c.retransmitted;
+    s.reads_again += c.reads_again;
+  }
+  return s;
+}
+
+const roce::CmCounters& RemoteStore::cm_counters() const { return impl_->cm.counters(); }
+
+}  // namespace millrace::buffering
