@@ -13,9 +13,10 @@ import xml.etree.ElementTree
 import e2e
 from test_demo import traces
 
-BUDGET_S = 240
+BUDGET_S = 300
 TWO_DC = os.path.join(e2e.ROOT, "testbed", "two-dc")
 WRITTEN = 8 << 20
+SENDER, RECEIVER = 1, 5
 
 
 class TwoDc(unittest.TestCase):
@@ -40,9 +41,9 @@ class TwoDc(unittest.TestCase):
         self.assertEqual(run["occupancy"][-1][1:], [0, 0])
 
     def test_without_spilling_it_loses_and_with_it_nothing(self):
-        runs, svg = self.two_dc("--spill", "off,local")
-        off, local = runs["off"], runs["local"]
-        for run in (off, local):
+        runs, svg = self.two_dc()
+        off, local, remote = runs["off"], runs["local"], runs["remote"]
+        for run in runs.values():
             self.assertEqual(run["cross"]["bytes"], WRITTEN)
             self.assertEqual(run["burst"]["bytes"], 6 << 20)
             self.assertEqual(run["all_reduce"]["wrong"], 0)
@@ -51,12 +52,17 @@ class TwoDc(unittest.TestCase):
         self.assertGreater(off["cross"]["lost"], 0)
         self.assertGreater(off["cross"]["retransmitted"], off["cross"]["naks"])
         self.assertLessEqual(off["queue_bytes_max"], 100_000)
-        self.assert_lossless(local["cross"], local["burst"])
-        self.assertEqual(local["drops"], 0)
-        self.assert_nothing_is_kept(local)
-        # Two senders' windows of 32 packets and the transfer's met a queue of 24 packets.
-        self.assertGreater(local["resident_bytes_max"], 4096)
-        self.assertLess(local["resident_bytes_max"], 3 * 32 * 4200 + 100_000)
+        for run in (local, remote):
+            self.assert_lossless(run["cross"], run["burst"])
+            self.assertEqual(run["drops"], 0)
+            self.assert_nothing_is_kept(run)
+            # Two senders' windows of 32 packets and the transfer's met a queue of 24 packets.
+            self.assertGreater(run["resident_bytes_max"], 4096)
+            self.assertLess(run["resident_bytes_max"], 3 * 32 * 4200)
+        self.assertEqual(local["lenders"], [])
+        lender, = remote["lenders"]
+        self.assertGreater(lender["written"], 0)
+        self.assertEqual((lender["read"], lender["lost"], lender["deaths"]), (lender["written"], 0, 0))
         self.check_svg(svg, local)
 
     def check_svg(self, path, run):
@@ -67,7 +73,7 @@ class TwoDc(unittest.TestCase):
         self.assertTrue(any(text.startswith("time") and "(s)" in text for text in texts), texts)
         self.assertIn("kB", texts)
         curves = [element.get("points") for element in root.iter(name + "polyline")]
-        self.assertEqual(len(curves), 4)  # two of each run
+        self.assertEqual(len(curves), 6)  # two of each run
         ys = [float(point.split(",")[1]) for point in curves[2].split()]
         tick = max(float(text) for text in texts if re.fullmatch(r"[\d.]+", text))
         top = max(sample[2] for sample in run["occupancy"]) / 1000
@@ -83,6 +89,28 @@ class TwoDc(unittest.TestCase):
         self.assertGreater(run["burst"]["lost"], 0)
         self.assertEqual(run["burst"]["lost"], run["drops"])
         self.assertLess(run["spilled"]["packets"], run["cross"]["packets"] + 1)
+        self.assert_nothing_is_kept(run)
+
+    def test_guests_own_rdma_stack_finds_no_gap(self):
+        # Neither a sender that WRITEs nor one that is READ from, and not several of both.
+        for traffic in ("write", "kv", "storage"):
+            with self.subTest(traffic):
+                runs, _ = self.two_dc("--rxe", "--traffic", traffic, "--spill", "local", "--transfer", "4M")
+                self.assert_kernels_missed_nothing(runs["local"])
+
+    def test_guests_write_through_lent_memory(self):
+        runs, _ = self.two_dc("--rxe", "--spill", "off,remote", "--transfer", "4M")
+        self.assertGreater(runs["off"]["kernels"][str(RECEIVER)]["out_of_seq_request"], 0)
+        self.assertGreater(runs["off"]["kernels"][str(SENDER)]["rcvd_seq_err"], 0)
+        self.assert_kernels_missed_nothing(runs["remote"])
+
+    def assert_kernels_missed_nothing(self, run):
+        for host, counted in run["kernels"].items():
+            self.assertGreater(counted["rcvd_pkts"], 0, host)
+            for what in ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "retry_exceeded_err"):
+                self.assertEqual(counted[what], 0, (host, what, counted))
+        self.assertEqual(run["eligible_drops"], 0)
+        self.assertGreater(run["spilled"]["packets"], 0)
         self.assert_nothing_is_kept(run)
 
 
