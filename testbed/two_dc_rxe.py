@@ -33,13 +33,17 @@ def gid_index(lab, host):
     raise LabError(f"host {host}'s rxe0 has no GID for {lab.address(host)}:\n{listing}")
 
 
+def messages(plan, size):
+    return max(5, plan.cross_bytes // size)  # perftest's minimum
+
+
 class Perftest:
     """One of TRAFFIC's entries, under way."""
 
     def __init__(self, lab, number, program, message, depth, asker):
         self.lab, self.program, plan = lab, program, lab.plan
         server = RECEIVER if asker == SENDER else SENDER
-        self.messages = max(5, plan.cross_bytes // message)
+        self.messages = messages(plan, message)
         self.bytes = self.messages * message
 
         def command(host):
@@ -137,11 +141,10 @@ def figures_of_rxe(lab, occupancy):
 
 
 def introduction(plan):
-    programs = " and ".join(f"{program} of {message} B, {depth} deep"
-                            for program, message, depth, _ in TRAFFIC[plan.traffic])
-    return [f"between Soft-RoCE guests, {programs}: {plan.cross_bytes} B each from host 1 to host 5 in the other "
-            f"datacenter, {plan.delay_us / 1000:g} ms away by a link of {plan.link_mbps} Mb/s; ports of "
-            f"{plan.port_mbps} Mb/s there",
+    programs = " and ".join(f"{program} of {messages(plan, size)} times {size} B, {depth} deep"
+                            for program, size, depth, _ in TRAFFIC[plan.traffic])
+    return [f"between Soft-RoCE guests, {programs}, move data from host 1 to host 5 in the other datacenter, "
+            f"{plan.delay_us / 1000:g} ms away by a link of {plan.link_mbps} Mb/s; ports of {plan.port_mbps} Mb/s there",
             f"the burst: hosts 6 and 7 send {plan.burst_bytes} B to each other and, as datagrams, which may be dropped, "
             f"to host 5; meanwhile {len(plan.all_reduce_hosts)} hosts sum {plan.all_reduce_bytes} B in the network",
             "NAKs: gaps in sequence that the guests' kernels counted; sent again: packets of their rxe, and the burst's"]
