@@ -15,8 +15,9 @@ from two_dc_svg import draw
 
 DEFAULT_MODES = MODES
 COLUMNS = (("spill", 7), ("transfer", 10), ("burst", 8), ("all-reduce", 12), ("dropped", 11), ("eligible", 10),
-           ("NAKs", 6), ("sent again", 18), ("peak queue", 12), ("peak spilled", 14), ("wrong", 7))
-UNITS = ("", "(s)", "(s)", "(ms)", "(packets)", "of these", "", "transfer + burst", "(kB)", "(kB)", "")
+           ("NAKs", 6), ("sent again", 18), ("peak queue", 12), ("peak spilled", 14), ("meanwhile", 11),
+           ("wrong", 7))
+UNITS = ("", "(s)", "(s)", "(ms)", "(packets)", "of these", "", "transfer + burst", "(kB)", "(kB)", "(Mb/s)", "")
 
 
 def modes(text):
@@ -97,6 +98,7 @@ class TwoDcTable:
             self.say("# " + line)
         self.say("# hosts, switches and kernel share this machine's cores: drops, NAKs and order are results, times "
                  "hardly")
+        self.say("# meanwhile: what left host 5's port while something was spilled")
         self.say(row(name for name, _ in COLUMNS))
         self.say(row(UNITS))
         for mode in self.options.spill:

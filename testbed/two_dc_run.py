@@ -172,8 +172,6 @@ def run_mode(mode, plan, name, logs, capture=None):
 
 def figures_of_switch(lab, told, occupancy):
     queue_drops, spill_drops = drops_of(lab)
-    if occupancy.error:
-        raise LabError(f"leaf2 stopped answering: {occupancy.error}")
     port = port_of(lab.buffers(), lab.receiver_port())["queues"][QUEUE]
     spillway = lab.spillway()
     spill = port_of(spillway, lab.receiver_port()) if spillway["enabled"] else None
@@ -186,7 +184,8 @@ def figures_of_switch(lab, told, occupancy):
             "resident_bytes_max": spill["resident_bytes_max"] if spill else 0,
             "spilled": spill["spilled"] if spill else {"packets": 0, "bytes": 0},
             "drained": spill["drained"] if spill else {"packets": 0, "bytes": 0},
-            "store": spillway.get("store"), "lenders": spillway.get("lenders", []), "occupancy": occupancy.samples}
+            "store": spillway.get("store"), "lenders": spillway.get("lenders", []),
+            "mbps_while_spilled": occupancy.mbps_while_spilled(), "occupancy": occupancy.samples}
 
 
 def introduction(plan):
@@ -230,4 +229,5 @@ def table_line(run):
             f"{1000 * run['all_reduce']['seconds']:.1f}", run["drops"], run["eligible_drops"],
             run["naks"], f"{cross['retransmitted']} + {burst['retransmitted']}",
             f"{run['queue_bytes_max'] / 1000:.0f}", f"{run['resident_bytes_max'] / 1000:.0f}",
+            run["mbps_while_spilled"] or "-",
             cross["wrong"] + burst["wrong"] + run["all_reduce"]["wrong"])

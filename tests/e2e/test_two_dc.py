@@ -38,7 +38,7 @@ class TwoDc(unittest.TestCase):
 
     def assert_nothing_is_kept(self, run):
         self.assertEqual(run["spilled"], run["drained"])
-        self.assertEqual(run["occupancy"][-1][1:], [0, 0])
+        self.assertEqual(run["occupancy"][-1][1:3], [0, 0])
 
     def test_without_spilling_it_loses_and_with_it_nothing(self):
         runs, svg = self.two_dc()
