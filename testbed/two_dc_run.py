@@ -33,16 +33,16 @@ class Flows:
         lines = self.processes[host].stdout().splitlines(keepends=True)
         return {(event := json.loads(line))["event"]: event for line in lines if line.endswith("\n")}
 
-    def wait_for(self, event, hosts=None):
+    def wait_for(self, event):
+        """Of all hosts; the first that ends instead says why."""
         deadline = time.monotonic() + WAIT_S
-        for host in hosts or self.processes:
-            while event not in self.events(host):
-                code = self.processes[host].poll()
-                if code is not None or time.monotonic() > deadline:
-                    raise LabError(f"host {host}'s millrace-flow "
-                                   + ("never said " + event if code is None else f"ended with {code}")
-                                   + ": " + (self.processes[host].stderr().strip() or "no word"))
-                time.sleep(0.02)
+        while waiting := [host for host in self.processes if event not in self.events(host)]:
+            for host, process in self.processes.items():
+                if process.poll() is not None:
+                    raise LabError(f"host {host}'s millrace-flow ended with {process.poll()}: {process.stderr().strip()}")
+            if time.monotonic() > deadline:
+                raise LabError(f"host {waiting[0]}'s millrace-flow never said {event}")
+            time.sleep(0.02)
 
     def go(self):
         open(self.begin, "w").close()
