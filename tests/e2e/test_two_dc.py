@@ -91,6 +91,25 @@ class TwoDc(unittest.TestCase):
         self.assertLess(run["spilled"]["packets"], run["cross"]["packets"] + 1)
         self.assert_nothing_is_kept(run)
 
+    def test_bad_input_gets_one_sentence(self):
+        flow = [e2e.binary("millrace-flow"), "--connect"]
+        for command, text in (
+                (flow + ["17,10.0.0.1,18,8"], "write LOCAL-QPN,PEER,REMOTE-QPN,SEND,RECEIVE"),
+                (flow + ["17,here,18,8,0"], "'here' is no IPv4 or IPv6 address"),
+                (flow + ["x,10.0.0.1,18,8,0"], "'x' is no number"),
+                (flow + ["1,10.0.0.1,18,8,0"], "have uses of their own"),
+                (flow + ["17,10.0.0.1,18,9,0"], "a multiple of 8"),
+                (flow + ["17,10.0.0.1,18,8,0", "--window", "1"], "a message must fit the window"),
+                (flow + ["17,10.0.0.1,18,8,0", "--mtu", "1000"], "--mtu"),
+                ([TWO_DC, "--spill", "all"], "'all' is none of off, local, remote"),
+                ([TWO_DC, "--transfer", "12"], "write 64K"),
+                ([TWO_DC, "--traffic", "kv"], "--rxe"),
+                ([TWO_DC, "--rxe", "--eligible", "all"], "only the transfer is eligible")):
+            with self.subTest(command[1:]):
+                done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn(text, done.stderr)
+
     def test_guests_own_rdma_stack_finds_no_gap(self):
         # Neither a sender that WRITEs nor one that is READ from, and not several of both.
         for traffic in ("write", "kv", "storage"):
