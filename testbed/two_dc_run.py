@@ -99,13 +99,17 @@ def wait_until(condition, what):
 
 def settle(lab):
     """Until nothing is under way: what was sent has been counted by who received it."""
-    def quiet():
+    def state():
+        """(whether something waits in a switch, how much has come to the switches so far)"""
+        queues = [queue for name in ("leaf1", "leaf2") for port in lab.buffers(name)["ports"] for queue in port["queues"]]
         spillway = lab.spillway()
-        queued = sum(queue["bytes"] for name in ("leaf1", "leaf2") for port in lab.buffers(name)["ports"]
-                     for queue in port["queues"])
-        return not queued and not (spillway["enabled"] and spillway["all"]["resident"]["packets"])
-    wait_until(quiet, "empty queues")
-    time.sleep(4 * lab.plan.delay_us / 1e6 + 0.1)
+        resident = spillway["enabled"] and spillway["all"]["resident"]["packets"]
+        return bool(resident or sum(queue["bytes"] for queue in queues)), sum(q["arrived"]["packets"] for q in queues[3::8])
+
+    def quiet():
+        before = state()
+        time.sleep(4 * lab.plan.delay_us / 1e6 + 0.2)
+        return state() == before == (False, before[1])
     wait_until(quiet, "empty queues")
 
 
