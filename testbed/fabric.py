@@ -32,7 +32,7 @@ class Fabric(Lab):
     def __init__(self, leaves=2, hosts_per_leaf=2, spines=2, tree=False, types=None, core=None, next_hop_probe_ms=200,
                  **options):
         assert core in (None, "parent", "beyond") and (tree or core is None)
-        assert 1 <= leaves <= LEAVES_MAX and 1 <= spines <= SPINES_MAX
+        assert 1 <= leaves <= LEAVES_MAX and 0 <= spines <= SPINES_MAX
         super().__init__(hosts=types or [NAMESPACE] * (leaves * hosts_per_leaf), switch=False, **options)
         assert self.hosts == leaves * hosts_per_leaf
         self.leaves, self.hosts_per_leaf, self.spines, self.tree = leaves, hosts_per_leaf, spines, tree
@@ -104,6 +104,10 @@ class Fabric(Lab):
 
     def _make(self):
         super()._make()
+        self._join_switches()
+        self.start_switches(*self.switch_names)
+
+    def _join_switches(self):
         wires = [(f"leaf{leaf}", f"l{leaf}s{spine}", f"spine{spine}", f"s{spine}l{leaf}")
                  for leaf in range(1, self.leaves + 1) for spine in range(1, self.spines + 1)]
         if self.core:
@@ -113,7 +117,6 @@ class Fabric(Lab):
             self._add_wire(*ends)
             for namespace, end in (ends[:2], ends[2:]):
                 run("ip", "-n", namespace, "link", "set", end, "up")
-        self.start_switches(*self.switch_names)
 
     # The switches.
 
