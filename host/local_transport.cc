@@ -1,251 +1,58 @@
 #include "host/local_transport.h"
 
-#include <algorithm>
-#include <cassert>
-#include <cstring>
 #include <utility>
 
 #include "roce/error.h"
 
 namespace millrace::host {
 
-using aggregation::SegmentHeader;
-using Kind = LocalMessage::Kind;
-
 LocalTransport::LocalTransport(LocalSocket socket, uint16_t leader)
-    : socket_(std::move(socket)), leader_(leader) {}
+    : LocalRank(leader, socket.process()), socket_(std::move(socket)) {}
 
 LocalTransport::~LocalTransport() = default;
 
-LinkId LocalTransport::connect(const ConnectRequest& request) {
-  const uint8_t stripe = request.join.stripe;
-  links_[stripe].open = true;
-  world_ = request.join.world;
-  if (reply_) {
-    Completion c{Completion::Kind::kConnected};
-    c.link = stripe + 1u;
-    c.join_reply = *reply_;
-    tell(std::move(c));
-  }
-  return stripe + 1u;
-}
-
-void LocalTransport::tell(Completion completion) { pending_.push_back(std::move(completion)); }
-
-void LocalTransport::tell_open(Completion completion) {
-  for (uint32_t i = 0; i < links_.size(); i++) {
-    if (!links_[i].open) continue;
-    completion.link = i + 1;
-    tell(completion);
-  }
-}
-
 bool LocalTransport::receive(Time now) {
-  if (ended_ || said_goodbye_) return false;
-  if (view_) view_.rank(seat_).sleeping.publish(0);
+  if (over()) return false;
+  set_sleeping(false);
   bool any = false;
-  while (!ended_) {
+  while (!over()) {
     LocalMessage message;
     FileDescriptor file;
     switch (socket_.receive(message, file)) {
       case LocalSocket::Received::kNothing:
-        if (socket_.process_over()) end("is gone");
+        if (socket_.process_over()) hub_gone();
         check_hub(now);
         return any;
       case LocalSocket::Received::kClosed:
-        end("is gone");
+        hub_gone();
         return true;
       case LocalSocket::Received::kMessage:
         any = true;
-        heard_ = now;
-        handle(std::move(message), std::move(file));
+        if (message.kind == LocalMessage::Kind::kStart)
+          start(message, std::move(file), now);
+        else
+          handle(std::move(message), now);
         break;
     }
   }
   return any;
 }
 
-void LocalTransport::handle(LocalMessage m, FileDescriptor file) {
-  switch (m.kind) {
-    case Kind::kConnected: {
-      reply_ = m.join_reply;
-      Completion c{Completion::Kind::kConnected};
-      c.join_reply = m.join_reply;
-      return tell_open(std::move(c));
-    }
-    case Kind::kStart:
-      return start(m, std::move(file));
-    case Kind::kTerminal: {
-      Completion c{Completion::Kind::kMessage};
-      c.message = std::move(m.bytes);
-      tell_open(std::move(c));
-      return;
-    }
-    case Kind::kLinkError: {
-      Completion c{Completion::Kind::kError};
-      c.error = m.error;
-      c.code = m.code;
-      c.text = m.text;
-      tell_open(std::move(c));
-      for (Link& l : links_) l.open = false;
-      return;
-    }
-    case Kind::kProbe: {
-      LocalMessage alive;
-      alive.kind = Kind::kAlive;
-      socket_.send(alive);
-      return;
-    }
-    case Kind::kGoodbye:
-      hub_left_ = true;
-      if (outstanding()) end("has left the group");
-      return;
-    default:
-      return;  // a doorbell, an answer
-  }
-}
-
-void LocalTransport::start(const LocalMessage& m, FileDescriptor file) {
+void LocalTransport::start(const LocalMessage& m, FileDescriptor file, Time now) {
   try {
-    const LocalLayout& l = m.layout;
-    if (memory_ || !file || l.stripes == 0 || l.stripes > links_.size() || l.window == 0 || m.seat >= l.ranks)
-      throw Error(ErrorCode::kSystem, "this host's leading rank sent a START that makes no sense");
-    memory_ = SharedMemory::map(std::move(file), l.bytes());
-    view_ = LocalView(l, memory_->base());
-    seat_ = m.seat;
-    for (uint32_t i = 0; i < l.stripes; i++) links_[i].targets.resize(l.window);
+    if (memory_ || !file)
+      throw Error(ErrorCode::kSystem, "this host's leading rank sent a START without memory");
+    memory_ = SharedMemory::map(std::move(file), m.layout.bytes());
+    LocalRank::start(m, LocalView(m.layout, memory_->base()), now);
   } catch (const Error& e) {
-    Completion c{Completion::Kind::kError};
-    c.error = LinkError::kBroken;
-    c.text = e.what();
-    tell_open(std::move(c));
-    return;
+    start_failed(e.what());
   }
-  Completion c{Completion::Kind::kMessage};
-  c.message = m.bytes;
-  tell_open(std::move(c));
-}
-
-// As a switch would say it.
-void LocalTransport::end(const std::string& how) {
-  if (std::exchange(ended_, true)) return;
-  aggregation::Terminal t;
-  t.code = aggregation::Code::kMemberLost;
-  t.ranks = {leader_};
-  t.text = "rank " + std::to_string(leader_) + ", which combines for the ranks of this host (process " +
-           std::to_string(socket_.process()) + "), " + how;
-  Completion c{Completion::Kind::kMessage};
-  c.message = encode(t);
-  tell_open(std::move(c));
-}
-
-// While results are due: is the hub alive? That its process ends shows at once, that it is stopped does not.
-void LocalTransport::check_hub(Time now) {
-  if (!outstanding() || results_waiting()) {
-    heard_ = now;
-    probed_ = kNever;
-  } else if (probed_ == kNever || heard_ >= probed_) {
-    if (now - heard_ < kLocalProbeAfter) return;
-    probed_ = now;
-    LocalMessage probe;
-    probe.kind = Kind::kProbe;
-    socket_.send(probe);
-  } else if (now - probed_ >= kLocalPeerDead) {
-    end("has not answered for 5 s: is its process stopped?");
-  }
-}
-
-Time LocalTransport::next_deadline() const {
-  if (ended_ || said_goodbye_ || !outstanding()) return kNever;
-  return probed_ == kNever || heard_ >= probed_ ? heard_ + kLocalProbeAfter : probed_ + kLocalPeerDead;
-}
-
-bool LocalTransport::outstanding() const {
-  return std::any_of(links_.begin(), links_.end(),
-                     [](const Link& l) { return l.open && l.posted != l.results; });
-}
-
-bool LocalTransport::post_segment(LinkId id, uint64_t segment, const SegmentHeader& header,
-                                  std::span<const uint8_t> payload, const MemoryRegion&) {
-  Link& link = links_[id - 1];
-  if (!link.open || !view_ || ended_ || link.posted - link.results >= view_.layout().window) return false;
-  assert(segment == link.posted && payload.size() <= view_.layout().segment_bytes);
-  if (hub_left_) {
-    end("has left the group");
-    return false;
-  }
-  view_.header(seat_, id - 1, segment) = header;
-  if (!payload.empty()) std::memcpy(view_.payload(seat_, id - 1, segment), payload.data(), payload.size());
-  const auto part = aggregation::shape(header, world_).receives(header.rank.value());
-  link.targets[segment % view_.layout().window] = {
-      reinterpret_cast<uint8_t*>(static_cast<uintptr_t>(header.result_address.value())), part.begin,
-      part.bytes()};
-  view_.rank(seat_).counts[id - 1].publish(++link.posted);
-  if (view_.hub().sleeping.exchange(0) != 0) {
-    LocalMessage doorbell;
-    doorbell.kind = Kind::kDoorbell;
-    socket_.send(doorbell);  // that it is gone shows in receive()
-  }
-  Completion c{Completion::Kind::kSent};
-  c.link = id;
-  c.segment = segment;
-  tell(std::move(c));
-  return true;
-}
-
-void LocalTransport::take_results(std::vector<Completion>& completions) {
-  if (!view_) return;
-  const uint32_t window = view_.layout().window;
-  for (uint32_t i = 0; i < view_.layout().stripes; i++) {
-    Link& link = links_[i];
-    for (const uint64_t there = view_.hub().counts[i].read(); link.open && link.results < there;) {
-      // A hub that counts beyond what was posted is broken; the communicator finds the result out of order.
-      if (link.results < link.posted) {
-        const Target& t = link.targets[link.results % window];
-        if (t.bytes != 0) std::memcpy(t.address, view_.result(i, link.results) + t.begin, t.bytes);
-      }
-      Completion c{Completion::Kind::kResult};
-      c.link = i + 1;
-      c.immediate = aggregation::result_immediate(link.results++);
-      completions.push_back(std::move(c));
-      if (link.results > link.posted) return;
-    }
-  }
-}
-
-// What was published before the hub's last word counts.
-void LocalTransport::poll(std::vector<Completion>& completions) {
-  take_results(completions);
-  completions.insert(completions.end(), std::make_move_iterator(pending_.begin()),
-                     std::make_move_iterator(pending_.end()));
-  pending_.clear();
-}
-
-// Only take_results() writes to memory of operations, and it leaves closed links alone.
-void LocalTransport::close(LinkId id) {
-  links_[id - 1].open = false;
-  Completion c{Completion::Kind::kClosed};
-  c.link = id;
-  tell(std::move(c));
-  if (std::any_of(links_.begin(), links_.end(), [](const Link& l) { return l.open; })) return;
-  if (std::exchange(said_goodbye_, true)) return;
-  LocalMessage goodbye;
-  goodbye.kind = Kind::kGoodbye;
-  socket_.send(goodbye);
-  socket_.shut();
-}
-
-bool LocalTransport::results_waiting() const {
-  if (!view_) return false;
-  for (uint32_t i = 0; i < view_.layout().stripes; i++)
-    if (links_[i].open && view_.hub().counts[i].read() != links_[i].results) return true;
-  return false;
 }
 
 bool LocalTransport::prepare_to_wait(std::vector<pollfd>& descriptors) {
-  if (!pending_.empty()) return false;
-  if (said_goodbye_ || ended_) return true;
-  if (view_) view_.rank(seat_).sleeping.publish(1);
+  if (has_pending()) return false;
+  if (over()) return true;
+  set_sleeping(true);
   if (results_waiting()) return false;
   descriptors.push_back({socket_.fd(), POLLIN, 0});
   if (socket_.process_fd() >= 0) descriptors.push_back({socket_.process_fd(), POLLIN, 0});

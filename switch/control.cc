@@ -161,7 +161,10 @@ json counters_json(const Snapshot& s) {
   if (s.qos) {
     for (size_t i = 0; i < std::min(s.ports.size(), s.qos->ports.size()); i++)
       j["ports"][s.ports[i].name]["qos"] = port_qos_counters_json(s.qos->ports[i]);
-    if (s.qos->spillway) j["spillway"] = spill_counters_json(s.qos->spill);
+    if (s.qos->spillway) {
+      j["spillway"] = spill_counters_json(s.qos->spill);
+      j["spillway"].erase("residence");  // a histogram, no counter: the command "spillway" has it
+    }
   }
   if (s.capture) j["capture"] = capture_json(*s.capture);
   return j;

@@ -10,10 +10,11 @@ from lab import Lab, flatten, merge
 from network import NAMESPACE
 from process import run
 
-__all__ = ["LEAVES_MAX", "LINK4", "LINK6", "Fabric"]
+__all__ = ["CORE4", "CORE6", "LEAVES_MAX", "LINK4", "LINK6", "Fabric"]
 
-# By leaf and spine: the ends of their wire, leaf's first.
+# By leaf and spine: the ends of their wire, leaf's first. By spine and 0: those of its wire to the core.
 LINK4, LINK6 = "10.255.{}{}.{}", "fd00:{}{}::{}"
+CORE4, CORE6 = "10.88.0.1", "fd88::1"
 LEAVES_MAX = SPINES_MAX = 9  # one digit each
 _FRAMES = 8192  # of a switch, by eight hosts; three quarters of them may be groups'
 
@@ -23,15 +24,19 @@ class Fabric(Lab):
     a namespace of its own. A leaf is the gateway of its hosts.
 
     types: of each host, as in Network. tree: each rank joins its own leaf, and the leaves' parent is spine1; otherwise
-    all ranks join leaf1. next_hop_probe_ms: of every switch's routing. overrides: merged into every switch's
+    all ranks join leaf1. core: one switch more, core1, joined to all spines. It is the root of the tree: "parent" of the
+    spines, each of which is the parent of every so many-th leaf; or that of the leaves, "beyond" the spines, which only
+    route to it, so that a leaf has as many ways to its parent as there are spines. next_hop_probe_ms: of every switch's routing. overrides: merged into every switch's
     configuration. capture: a file per switch, with the switch's name in its own. The rest: see Lab."""
 
-    def __init__(self, leaves=2, hosts_per_leaf=2, spines=2, tree=False, types=None, next_hop_probe_ms=200, **options):
-        assert 1 <= leaves <= LEAVES_MAX and 1 <= spines <= SPINES_MAX
+    def __init__(self, leaves=2, hosts_per_leaf=2, spines=2, tree=False, types=None, core=None, next_hop_probe_ms=200,
+                 **options):
+        assert core in (None, "parent", "beyond") and (tree or core is None)
+        assert 1 <= leaves <= LEAVES_MAX and 0 <= spines <= SPINES_MAX
         super().__init__(hosts=types or [NAMESPACE] * (leaves * hosts_per_leaf), switch=False, **options)
         assert self.hosts == leaves * hosts_per_leaf
         self.leaves, self.hosts_per_leaf, self.spines, self.tree = leaves, hosts_per_leaf, spines, tree
-        self.next_hop_probe_ms = next_hop_probe_ms
+        self.core, self.next_hop_probe_ms = core, next_hop_probe_ms
 
     # Names and addresses.
 
@@ -45,7 +50,7 @@ class Fabric(Lab):
 
     @property
     def switch_names(self):
-        return self.leaf_names + self.spine_names
+        return self.leaf_names + self.spine_names + ["core1"] * (self.core is not None)
 
     def leaf_of(self, host):
         return (host - 1) // self.hosts_per_leaf + 1
@@ -75,6 +80,8 @@ class Fabric(Lab):
     def address_of(self, switch):
         """Of a leaf its hosts' gateway, of a spine the end of its wire to leaf1."""
         number = int(switch[-1])
+        if switch == "core1":
+            return CORE6 if self.ipv6 else CORE4
         if switch.startswith("leaf"):
             return self.gateway(number, self.ipv6)
         return (LINK6 if self.ipv6 else LINK4).format(1, number, 1)
@@ -97,40 +104,73 @@ class Fabric(Lab):
 
     def _make(self):
         super()._make()
-        for leaf in range(1, self.leaves + 1):
-            for spine in range(1, self.spines + 1):
-                ends = (self.namespace_of(f"leaf{leaf}"), f"l{leaf}s{spine}",
-                        self.namespace_of(f"spine{spine}"), f"s{spine}l{leaf}")
-                self._add_wire(*ends)
-                for namespace, device in (ends[:2], ends[2:]):
-                    run("ip", "-n", namespace, "link", "set", device, "up")
+        self._join_switches()
         self.start_switches(*self.switch_names)
+
+    def _join_switches(self):
+        wires = [(f"leaf{leaf}", f"l{leaf}s{spine}", f"spine{spine}", f"s{spine}l{leaf}")
+                 for leaf in range(1, self.leaves + 1) for spine in range(1, self.spines + 1)]
+        if self.core:
+            wires += [(f"spine{spine}", f"s{spine}c1", "core1", f"c1s{spine}") for spine in range(1, self.spines + 1)]
+        for one, device, other, peer in wires:
+            ends = self.namespace_of(one), device, self.namespace_of(other), peer
+            self._add_wire(*ends)
+            for namespace, end in (ends[:2], ends[2:]):
+                run("ip", "-n", namespace, "link", "set", end, "up")
 
     # The switches.
 
     def _ports(self, name):
         """(name of the port and interface, addresses or None)."""
-        number = int(name[-1])
+        def wired(interface, *wire):
+            return interface, [LINK4.format(*wire) + "/31", LINK6.format(*wire) + "/127"]
+        number, spines = int(name[-1]), range(1, self.spines + 1)
+        if name == "core1":
+            return [wired(f"c1s{spine}", spine, 0, 1) for spine in spines]
         if name.startswith("leaf"):
-            hosts = [(f"sw{host}", None) for host in self.hosts_of(number)]
-            return hosts + [(f"l{number}s{spine}", [LINK4.format(number, spine, 0) + "/31",
-                                                   LINK6.format(number, spine, 0) + "/127"])
-                            for spine in range(1, self.spines + 1)]
-        return [(f"s{number}l{leaf}", [LINK4.format(leaf, number, 1) + "/31", LINK6.format(leaf, number, 1) + "/127"])
-                for leaf in range(1, self.leaves + 1)]
+            return [(f"sw{host}", None) for host in self.hosts_of(number)] + \
+                [wired(f"l{number}s{spine}", number, spine, 0) for spine in spines]
+        return [wired(f"s{number}l{leaf}", leaf, number, 1) for leaf in range(1, self.leaves + 1)] + \
+            [wired(f"s{number}c1", number, 0, 0)] * (self.core is not None)
 
     def _routes(self, name):
-        number, leaves = int(name[-1]), range(1, self.leaves + 1)
-        if name.startswith("leaf"):
-            ways = [[link.format(number, s, 1) for s in range(1, self.spines + 1)] for link in (LINK4, LINK6)]
-            to = [(leaf, *ways) for leaf in leaves if leaf != number]
-        else:
-            to = [(leaf, [LINK4.format(leaf, number, 0)], [LINK6.format(leaf, number, 0)]) for leaf in leaves]
-        return [route for leaf, via4, via6 in to for route in ({"prefix": f"10.77.{leaf}.0/24", "via": via4},
-                                                               {"prefix": f"fd77:{leaf}::/64", "via": via6})]
+        number, leaves, spines = int(name[-1]), range(1, self.leaves + 1), range(1, self.spines + 1)
+        routes = []
+
+        def route(prefixes, *wires):
+            routes.extend({"prefix": prefix, "via": [link.format(*wire) for wire in wires]}
+                          for prefix, link in zip(prefixes, (LINK4, LINK6)))
+        for leaf in leaves:
+            hosts = f"10.77.{leaf}.0/24", f"fd77:{leaf}::/64"
+            if name == "core1":
+                route(hosts, *((spine, 0, 0) for spine in spines))
+            elif not name.startswith("leaf"):
+                route(hosts, (leaf, number, 0))
+            elif leaf != number:
+                route(hosts, *((number, spine, 1) for spine in spines))
+        core = CORE4 + "/32", CORE6 + "/128"
+        if self.core and name.startswith("leaf"):
+            route(core, *((number, spine, 1) for spine in spines))
+        elif self.core and name != "core1":
+            route(core, (number, 0, 1))
+        elif self.core == "parent":
+            # A spine says who it is by the address of its first port.
+            for spine in spines:
+                route([LINK4.format(1, spine, 0) + "/31", LINK6.format(1, spine, 0) + "/127"], (spine, 0, 0))
+        return routes
+
+    def parent_of(self, name):
+        """A switch's parent in the tree, or None."""
+        link, number = LINK6 if self.ipv6 else LINK4, int(name[-1])
+        if not self.tree or name == "core1" or (name.startswith("spine") and self.core != "parent"):
+            return None
+        if self.core == "beyond" or name.startswith("spine"):
+            return self.address_of("core1")
+        return link.format(number, (number - 1) % self.spines + 1 if self.core else 1, 1)
 
     def switch_config(self, name):
         number, leaf = int(name[-1]), name.startswith("leaf")
+        kind = ["leaf", "spine", "core"].index(name[:-1]) + 1
         ports = []
         for index, (interface, own) in enumerate(self._ports(name)):
             ports.append(self._port(interface, index, interface, 1000 * self.switch_names.index(name)))
@@ -140,7 +180,7 @@ class Fabric(Lab):
         megabytes = frames * 4608 >> 20
         config = {
             "name": name,
-            "mac": f"02:4d:52:00:0{1 if leaf else 2}:0{number}",
+            "mac": f"02:4d:52:00:0{kind}:0{number}",
             "aggregation": {"mtu": 4096, "memory_limit": f"{megabytes * 3 // 4 - 2}MiB"},
             "ports": ports,
             "routes": self._routes(name),
@@ -153,9 +193,10 @@ class Fabric(Lab):
         }
         if leaf:
             config["addresses"] = [f"{self.gateway(number)}/24", f"{self.gateway(number, True)}/64"]
-            if self.tree:
-                link = LINK6 if self.ipv6 else LINK4
-                config["aggregation"]["parent"] = link.format(number, 1, 1)
+        elif name == "core1":
+            config["addresses"] = [f"{CORE4}/32", f"{CORE6}/128"]
+        if parent := self.parent_of(name):
+            config["aggregation"]["parent"] = parent
         if self.capture:
             config["capture"] = {"file": self.capture_of(name), "limit": self.capture_limit}
         return merge(config, self.overrides)

@@ -20,7 +20,7 @@ from process import LabError, Process, run
 IPV4, IPV6 = "10.77.0.{}", "fd77::{}"
 SWITCH_HOST_NUMBER = 100
 NAMESPACE, RXE_GUEST = "namespace", "rxe-guest"
-_NAME = re.compile(r"^mr(\d+)(?:x\d+)?-(?:sw|h\d+|leaf\d+|spine\d+)$")
+_NAME = re.compile(r"^mr(\d+)(?:x\d+)?-(?:sw|h\d+|leaf\d+|spine\d+|core\d+)$")
 _OFFLOADS = ("tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off")
 _open_networks = 0
 

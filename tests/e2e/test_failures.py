@@ -114,6 +114,31 @@ class Failures(e2e.LabTest):
             outcomes = run.wait(15)
             self.assert_failed([outcomes[0]], "rank 1")
 
+    def test_joins_that_wait_for_memory_have_their_turn(self):
+        small = ("-b", "64K", "-e", "64K", "-n", "1", "-c", "1")
+        with self.lab(hosts=4) as lab:
+            lab.start_perf(*self.LONG, hosts=(1, 2))
+            self.wait_until_running(lab)
+            memory = lab.ask("status")["group_memory"]["reserved"]
+            lab.stop_switch()
+            lab.overrides = {"aggregation": {"memory_limit": f"{3 * memory // 2048}KiB"}}  # for one group and a half
+            lab.start_switch()
+            first = lab.start_perf(*self.LONG, hosts=(1, 2))
+            self.wait_until_running(lab)
+            self.assert_failed(lab.perf(*small, hosts=(3, 4), timeout=20), "this group needs")
+            waiting, told = [], lab.counters()["cm.mra_sent"]
+            for ranks in (2, 4):  # each is told to be patient
+                waiting.append(lab.start_perf(*small, "--wait", hosts=(3, 4)))
+                self.wait_for(lambda: lab.counters()["cm.mra_sent"] >= told + ranks, 10, f"{ranks} joins that wait")
+            self.assertEqual([run.running() for run in waiting], [[0, 1]] * 2)
+            self.assertEqual(len(lab.ask("groups")["groups"]), 1)
+            lab.change("abort", group=lab.ask("groups")["groups"][0]["id"], why="others wait")
+            self.assert_failed(first.wait(10), "others wait")
+            for run in waiting:
+                self.assert_exact(run.wait(20), 2)
+            # There was never memory for two: who came first was served first.
+            self.assertLess(max(p.ended for p in waiting[0].processes), min(p.ended for p in waiting[1].processes))
+
     def test_without_a_switch_the_join_fails_in_time(self):
         with self.lab(hosts=2, switch=False) as lab:
             outcomes = lab.perf("-b", "8", "-e", "8", "-n", "1", timeout=30)

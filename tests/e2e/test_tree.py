@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""A tree of switches: two leaves of four hosts each under a spine. Sums are exact, a leaf's uplink carries one
-contribution for all of its hosts, and what dies in the middle of an operation is named to all who survive, in time."""
+"""A tree of switches: two leaves of four hosts each under a spine, or four leaves under two spines under a core. Sums are
+exact, a leaf's uplink carries one contribution for all of its hosts, and what dies in the middle of an operation is
+named to all who survive, in time."""
 
 import time
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from e2e import MIB, binary
 from fabric import LINK4, Fabric
 from process import run
 
-BUDGET_S = 120
+BUDGET_S = 210
 
 RANKS = range(8)
 ONCE = ("-n", "1", "-w", "0", "-c", "1")
@@ -77,6 +78,21 @@ class Tree(e2e.LabTest):
         with self.counting("contributions") as contributions:
             self.exact("--sizes", "1M", hosts=(5, 6, 7, 8))
         self.assertEqual({switch for switch, packets in contributions.items() if packets}, {"leaf2"})
+        self.assert_no_group_is_left(self.fabric.switch_names)
+
+    def test_2_ranks_of_one_host_combine_below_their_leaf(self):
+        # To switches a host with several ranks is one member: they add up as many packets as with one rank a host.
+        packets = {}
+        for how, hosts in (("off", (1, 2, 5, 6)), ("on", (1, 5, 1, 1, 5, 2, 6))):
+            with self.counting("contributions") as packets[how]:
+                self.exact("--combine", how, "--sizes", "1M", "--type", "f32", hosts=hosts)
+        self.assertEqual(packets["on"], packets["off"])
+        self.assertGreater(packets["on"]["spine1"], 0)
+        for order, ipv6 in (((), True), (("--deterministic",), False)):
+            self.exact("--combine", "on", "--collective", "all", "--type", "f32,bf16,i8", "--op", "sum,max,avg",
+                       "--sizes", SIZES, *order, hosts=(1, 1, 5, 5, 1, 2, 6, 5), ipv6=ipv6)
+        self.exact("--combine", "on", "--collective", "all-reduce,reduce-scatter", "--wire", "bfp8", "--type", "f32",
+                   "--sizes", SIZES, hosts=(1, 1, 5, 2, 5))
         self.assert_no_group_is_left(self.fabric.switch_names)
 
     def bytes_of(self, kind):
@@ -173,6 +189,83 @@ class Tree(e2e.LabTest):
         stopped = time.monotonic()
         self.assertEqual(self.fabric.switches["spine1"].stop(), 0)
         self.assert_told(perf, stopped, {rank: ("shutting down",) for rank in RANKS}, ("leaf1", "leaf2"))
+
+
+class Core(e2e.LabTest):
+    """A switch above the spines."""
+
+    def fabric(self, **options):
+        fabric = Fabric(spines=2, hosts_per_leaf=1, tree=True, name=self.id().rpartition(".")[2], **options)
+        return self.enterContext(fabric)
+
+    def exact(self, fabric, *arguments, **options):
+        outcomes = fabric.perf(*ONCE, *arguments, **options)
+        self.assert_exact(outcomes)
+        self.assertEqual(outcomes[0].result["wrong"], 0)
+
+    def test_three_levels_of_switches(self):
+        # Leaves 1 and 3 are spine1's, leaves 2 and 4 spine2's.
+        fabric = self.fabric(leaves=4, core="parent")
+        for order, stripes, ipv6 in (((), 1, False), (("--deterministic",), 2, True)):
+            self.exact(fabric, "--collective", "all", "--type", "f32,bf16,i8", "--op", "sum,max,avg", "--sizes", SIZES,
+                       "--stripes", stripes, *order, ipv6=ipv6)
+        self.assertEqual(fabric.roots(), ["core1"])
+        # A group that comes together further down has its root there.
+        before = fabric.counters_by_switch()
+        self.exact(fabric, "--sizes", "1M", hosts=(3, 1))
+        after = fabric.counters_by_switch()
+        self.assertEqual({name for name in after if after[name]["aggregation.contributions"] >
+                          before[name]["aggregation.contributions"]}, {"leaf1", "leaf3", "spine1"})
+
+    def test_what_dies_at_any_level_is_told_to_all(self):
+        fabric = self.fabric(leaves=4, core="parent")
+        # Ranks 0 and 2 are behind spine1. All others hear which ranks are gone, those behind what died that it is.
+        for dies, behind, words in (("leaf2", (1,), "rank 1"), ("spine2", (1, 3), "ranks 1, 3"),
+                                    ("core1", (0, 1, 2, 3), None)):
+            perf = fabric.start_perf(*LONG)
+
+            def running():
+                groups = [fabric.switch_ask(name, "groups")["groups"] for name in fabric.switch_names]
+                return all(len(of) == 1 and of[0]["state"] == "running" and of[0]["operation"] >= 3 for of in groups)
+            self.wait_for(running, 30, "a group at work on all switches")
+            killed = time.monotonic()
+            fabric.switches[dies].kill()
+            outcomes = perf.wait(20)
+            for outcome, process in zip(outcomes, perf.processes):
+                self.assertEqual(outcome.code, 1, f"{dies}, rank {outcome.rank}: {e2e.describe(outcome)}")
+                self.assertLess(process.ended - killed, ERROR_WITHIN_S, f"{dies}, rank {outcome.rank}: {outcome.err}")
+                if outcome.rank not in behind:
+                    self.assertIn(words, outcome.err, dies)
+            print(f"{dies}:", *sorted({outcome.err.strip().splitlines()[-1] for outcome in outcomes}), sep="\n  ")
+            for name in fabric.switch_names:
+                if name != dies:
+                    self.wait_for(lambda: not fabric.switch_ask(name, "groups")["groups"], 10, f"{name} without a group")
+            fabric.start_switches(dies)
+            self.exact(fabric, "--sizes", "1M")
+
+    def test_several_ways_to_the_parent(self):
+        fabric = self.fabric(leaves=2, core="beyond")
+        for ipv6 in (False, True):
+            before = fabric.counters_by_switch()
+            self.exact(fabric, "--sizes", "4M", "--stripes", "8", ipv6=ipv6)
+            after = fabric.counters_by_switch()
+            routed = {name: after[name]["pipeline.routed"] - before[name]["pipeline.routed"] for name in after}
+            # A stripe is a flow, of 4 MiB / 8 / 4 KiB packets at least; of 8 from each leaf, each spine has some.
+            for spine in fabric.spine_names:
+                self.assertGreaterEqual(routed[spine], 128, routed)
+        self.assertEqual(fabric.roots(), ["core1"])
+        # One way breaks in the middle of operations: they go on by the other.
+        perf = fabric.start_perf("-b", "1M", "-e", "1M", "-n", "300", "-w", "0", "-c", "1", "--stripes", "8")
+        core = lambda: fabric.switch_ask("core1", "groups")["groups"]
+        self.wait_for(lambda: (of := core()) and of[0]["operation"] >= 3, 30, "a group at work")
+        fabric.switches["spine2"].kill()
+        at = core()[0]["operation"]
+        self.assertLess(at, 250)
+        self.assert_exact(perf.wait(90), 2)
+        resent = sum(counters["aggregation.retransmitted_packets"] for name, counters in
+                     ((name, fabric.switch_counters(name)) for name in ("leaf1", "leaf2", "core1")))
+        print(f"spine2 died at operation {at} of 300; {resent} packets were sent again")
+        self.assertGreater(resent, 0)
 
 
 class Joining(e2e.LabTest):

@@ -2,6 +2,7 @@
 // undoctored, and must not.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 
 #include "roce/build.h"
@@ -296,7 +297,7 @@ TEST(SumCheck, NamesWhoIsMissingOrTwice) {
 // Of bytes, recomputed here in the plainest way: leaving any rank out changes the result, whatever the
 // operator.
 TEST(SumCheck, AMissingPartShowsInEveryOperator) {
-  for (int op = 1; op <= 7; op++) {
+  for (int op = 1; op <= 8; op++) {
     const Reduction r{1, op, 64, 4, 3};
     std::vector<Bytes> part(4, Bytes(64));
     for (uint32_t k = 0; k < 4; k++) fill_contribution(r, k, part[k].data());
@@ -313,9 +314,10 @@ TEST(SumCheck, AMissingPartShowsInEveryOperator) {
               : op == 4 ? std::max(v, x)
               : op == 5 ? v & x
               : op == 6 ? v | x
-                        : v ^ x;
+              : op == 7 ? v ^ x
+                        : v + x;
         }
-        out.push_back(static_cast<uint8_t>(v));
+        out.push_back(static_cast<uint8_t>(op == 8 ? (v & 255) / 4 : v));
       }
       return out;
     };
@@ -323,6 +325,54 @@ TEST(SumCheck, AMissingPartShowsInEveryOperator) {
     for (uint32_t k = 0; k < 4; k++)
       EXPECT_NE(explain_difference(r, 0, expected_result(r), reduce(k)), "") << op;
   }
+}
+
+// The numbers of f8 types by OCP's tables: bits of exponent, bits of mantissa.
+double f8_number(uint8_t bits, int exponent, int mantissa) {
+  const int e = bits >> mantissa & ((1 << exponent) - 1), m = bits & ((1 << mantissa) - 1);
+  const int bias = (1 << (exponent - 1)) - 1;
+  const double v =
+      e == 0 ? std::ldexp(m, 1 - bias - mantissa) : std::ldexp((1 << mantissa) + m, e - bias - mantissa);
+  return bits & 0x80 ? -v : v;
+}
+
+// Sums and averages of types that the checker rounds to itself, or sends in blocks: within half a unit of
+// what doubles come to, and never without a rank.
+TEST(SumCheck, RoundsToTheNearestWhereItMust) {
+  struct Kind {
+    int type;
+    bool bfp;
+    double unit;  // of a result, by its own or its block's magnitude
+  };
+  for (const Kind k : {Kind{11, false, 0x1p-4}, Kind{12, false, 0x1p-3}, Kind{9, true, 1 / 126.5}})
+    for (const int op : {1, 8})
+      for (const uint32_t world : {2u, 3u, 7u, 24u}) {
+        Reduction r{k.type, op, 700, world, 5};
+        r.bfp = k.bfp;
+        const uint32_t size = element_bytes(r.type);
+        auto number = [&](const uint8_t* at) {
+          float f;
+          std::memcpy(&f, at, sizeof f * (size == 4));
+          return size == 4 ? double{f} : k.type == 11 ? f8_number(*at, 4, 3) : f8_number(*at, 5, 2);
+        };
+        std::vector<double> sum(r.count);
+        for (uint32_t rank = 0; rank < world; rank++) {
+          Bytes part(r.count * size);
+          fill_contribution(r, rank, part.data());
+          for (size_t i = 0; i < r.count; i++) {
+            EXPECT_NE(number(part.data() + i * size), 0) << "nothing to miss";
+            sum[i] += number(part.data() + i * size);
+          }
+        }
+        const Bytes got = expected_result(r);
+        for (size_t i = 0; i < r.count; i++) {
+          const double right = sum[i] / (op == 8 ? world : 1);
+          double most = std::abs(right);
+          for (size_t j = i / 63 * 63; k.bfp && j < std::min<size_t>(r.count, i / 63 * 63 + 63); j++)
+            most = std::max(most, std::abs(sum[j]) / (op == 8 ? world : 1));
+          EXPECT_LE(std::abs(number(got.data() + i * size) - right), most * k.unit) << k.type << " " << i;
+        }
+      }
 }
 
 // What each rank must hold, by the plainest rule, and what is said of another place's or rank's data.

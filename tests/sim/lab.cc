@@ -76,8 +76,8 @@ void LabHost::send_one(Stream& s, Time now) {
   s.next++;
   const double gbit = s.rate ? s.rate->gbit(now) : s.config.gbit;
   const auto gap = Time(static_cast<int64_t>(static_cast<double>(s.wire_bytes() * 8) / gbit));
-  // An open loop keeps its schedule, a closed one its distance.
-  s.next_at = (s.config.closed ? now : s.next_at) + gap;
+  // An open loop keeps its schedule, a closed one its distance, but for what it waited for the wire.
+  s.next_at = (s.config.closed ? std::max(s.next_at, now - 2 * gap) : s.next_at) + gap;
   if (s.rate) s.rate->sent(s.frame_bytes(), now);
   if (s.config.closed && s.timer == kNever) s.timer = now + s.config.timeout;
   put(make_frame(p), now);

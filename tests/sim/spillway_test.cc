@@ -2,7 +2,7 @@
 // shipping pipeline. Expected values are closed forms of rates, durations and limits.
 #include <gtest/gtest.h>
 
-#include "tests/sim/lab.h"
+#include "tests/sim/two_dc.h"
 
 namespace millrace::sim {
 namespace {
@@ -432,6 +432,40 @@ TEST(Spillway, S16AcknowledgementsAndCnpsAreNeverSpilled) {
   lab.run_until(milliseconds(30));
   EXPECT_GT(all_drops(lab.buffers()), 0u);
   EXPECT_EQ(lab.spillway().counters().offered.packets, 0u);
+}
+
+// Two datacenters; tests/sim/two_dc_table prints all cases.
+TEST(TwoDc, ATransferThatMeetsABurstIsOnlyDelayed) {
+  for (const int round_trip : {1, 20})
+    for (const bool short_flows : {false, true})
+      for (const Control control : {Control::kOff, Control::kUnmarked}) {
+        TwoDcCase c;
+        c.round_trip = milliseconds(round_trip);
+        c.short_flows = short_flows, c.dcqcn = control;
+        const TwoDcResult r = run_two_dc(c);
+        SCOPED_TRACE(testing::Message() << round_trip << " ms, " << (short_flows ? "short" : "long"));
+        ASSERT_TRUE(r.finished);
+        EXPECT_EQ(r.drops, 0u);
+        EXPECT_EQ(r.cross_retransmitted + r.burst_retransmitted + r.timeouts, 0u);
+        EXPECT_LE(static_cast<double>(r.cross.count()), 1.05 * static_cast<double>(r.ideal.count()));
+        EXPECT_NEAR(static_cast<double>(r.peak_bytes), static_cast<double>(r.peak_expected),
+                    0.05 * static_cast<double>(r.peak_expected));
+        // Neither does the flow beside it notice.
+        EXPECT_GT(r.unrelated_gbit, 0.39);
+      }
+}
+
+TEST(TwoDc, WithoutSpillingItLosesPacketsAndWithPfcItsNeighboursTime) {
+  TwoDcCase c;
+  c.relief = Relief::kDrop;
+  const TwoDcResult dropped = run_two_dc(c);
+  EXPECT_GT(dropped.drops, 0u);
+  EXPECT_GT(dropped.cross_retransmitted, 0u);
+  c.relief = Relief::kPfc;
+  c.buffer_bytes = 12'000'000;
+  const TwoDcResult paused = run_two_dc(c);
+  EXPECT_EQ(paused.drops, 0u);
+  EXPECT_LT(paused.unrelated_gbit, 0.39);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "tools/sim/many.h"
+#include "tools/sim/nic_model.h"
 #include "tools/sim/strict_pools.h"
 
 namespace millrace::sim {
@@ -50,8 +51,12 @@ TEST(Swarm, SeedsEndWithoutAViolation) {
   EXPECT_GE(median(s.kinds), 3u);
   // A few hundred seeds need not draw them all.
   for (size_t k = 0; k < kFaultKinds && o.seeds >= 1000; k++) EXPECT_GT(s.injected[k], 0u) << kFaultNames[k];
-  for (size_t c = 1; c < s.exact.size(); c++)
-    EXPECT_GT(s.exact[c], 0u) << check::collective_name(static_cast<int>(c));
+  const ExactCounts& x = s.exact;
+  for (size_t c = 1; c < x.collective.size(); c++)
+    EXPECT_GT(x.collective[c], 0u) << check::collective_name(static_cast<int>(c));
+  for (size_t t = 1; t < x.type.size(); t++) EXPECT_GT(x.type[t], 0u) << "type " << t;
+  for (size_t k = 1; k < x.op.size(); k++) EXPECT_GT(x.op[k], 0u) << "operator " << k;
+  for (const uint64_t n : {x.bfp, x.deterministic, x.combined, x.alone, x.modelled}) EXPECT_GT(n, 0u);
   // Every path that is there for a fault has been taken.
   EXPECT_GT(s.engine.naks_sent, 0u);
   EXPECT_GT(s.engine.naks_received, 0u);
@@ -101,10 +106,11 @@ class Regression : public testing::Test {
     plan.groups.push_back(g);
     plan.heal_at = std::chrono::milliseconds(20);
   }
-  void expect_clean() {
+  SwarmCounts expect_clean() {
     Arena arena;
     const RunResult r = run_plan(plan, arena);
     for (const std::string& t : r.texts) ADD_FAILURE() << t;
+    return r.stats;
   }
   void add(FaultKind kind, Time at, Time duration, uint32_t target, uint32_t rank = 0) {
     plan.faults.push_back({kind, at, duration, target, rank});
@@ -115,6 +121,21 @@ class Regression : public testing::Test {
 };
 
 TEST_F(Regression, NothingWrongEndsWell) { expect_clean(); }
+
+// Two ranks on each of two hosts, one of which has a NIC of the model; then one of them dies alone.
+TEST_F(Regression, RanksOfAHostCombineAndAreMissedAlone) {
+  plan.groups[0].hosts = {0, 1, 1, 0};
+  plan.groups[0].combine = true;
+  plan.fabric.nic = [](uint16_t h) { return h == 0 ? NicFactory() : NicFactory(NicModel::make); };
+  plan.modelled = {1};
+  EXPECT_EQ(expect_clean().exact.combined, 2 * 4 * 6u);  // and once more, in the last round
+  plan.groups[0].generations = 2;
+  for (const uint32_t rank : {2, 3})  // one on either host, of which one leads there; it lives on
+    add(FaultKind::kRankCrash, std::chrono::milliseconds(5), Time{}, 0, rank);
+  const SwarmCounts counts = expect_clean();
+  EXPECT_GT(counts.injected[static_cast<size_t>(FaultKind::kRankCrash)], 0u);
+  EXPECT_GT(counts.formed_again, 0u);
+}
 
 // Found by the swarm: an endpoint that had been idle for longer than the connect time-out gave a new connect
 // up at once, since it counted from its last turn.

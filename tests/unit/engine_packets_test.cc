@@ -215,6 +215,36 @@ TEST_F(EnginePackets, AMarkDrawsACnpAtMostOnceIn50Microseconds) {
   EXPECT_EQ(engine().counters().cnps_sent, 3u);
 }
 
+// A CNP at 2 Gb/s leaves 1 Gb/s: 8 ns a byte. Acknowledgements are not held back.
+TEST_F(EnginePackets, ACnpPacesTheResultsToItsSender) {
+  restart([](EngineConfig& c) { c.line_rate = 2'000'000'000; });
+  form(2);
+  EXPECT_EQ(group().members[0].rate, 0u);
+  give(packet(member(0), Opcode::kCnp));
+  EXPECT_EQ(group().members[0].rate, 1'000'000'000u);
+  EXPECT_EQ(group().members[1].rate, 0u);
+  for (uint64_t segment = 0; segment < 2; segment++)
+    for (uint16_t r = 0; r < 2; r++) {
+      const auto data = message(header(member(r), 300, segment), numbers(75, 1));
+      send(member(r), Opcode::kSendFirst, std::span(data).first(256));
+      send(member(r), Opcode::kSendLast, std::span(data).subspan(256), true);
+    }
+  auto& held = member(0).inbox;
+  EXPECT_EQ(std::erase_if(held, [](auto& i) { return i.packet.opcode() == Opcode::kAcknowledge; }), 2u);
+  std::erase_if(member(1).inbox, [](auto& i) { return i.packet.opcode() == Opcode::kAcknowledge; });
+  EXPECT_EQ(member(1).inbox.size(), 4u);
+  for (size_t sent = 1; sent < 4; sent++) {
+    ASSERT_EQ(held.size(), sent);
+    const Time next = now_ + nanoseconds(8 * held.back().frame.total_length());
+    EXPECT_EQ(engine().next_deadline(), next);
+    run_at(next - nanoseconds(1));
+    EXPECT_EQ(held.size(), sent);
+    run_at(next);
+  }
+  EXPECT_EQ(held.size(), 4u);
+  EXPECT_EQ(engine().counters().cnps_received, 1u);
+}
+
 // What reaches a failed group is acknowledged, so that the member's sends complete, counted, and forgotten.
 TEST_F(EnginePackets, WhatReachesAFailedGroupIsTakenAndForgotten) {
   form(2);

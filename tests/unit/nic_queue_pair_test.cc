@@ -176,7 +176,7 @@ TEST(NicRequester, WaitsOutAnRnrNak) {
     b.qp.poll(b.now += microseconds(10));
     EXPECT_EQ(b.sent(), Numbers{0});
   }
-  EXPECT_EQ(b.qp.fault(), Fault::kNone);
+  EXPECT_EQ(b.qp.fault(), QueuePairFault::kNone);
 }
 
 // IBA vol. 1, table 45, all of it in units of 0.01 ms.
@@ -196,7 +196,7 @@ TEST(NicRequester, GivesUpAfterSevenRetries) {
   b.sent();
   std::vector<int64_t> waits;
   int rounds = 0;
-  for (Time before = begun; b.qp.fault() == Fault::kNone; rounds++) {
+  for (Time before = begun; b.qp.fault() == QueuePairFault::kNone; rounds++) {
     b.now = b.qp.next_deadline();
     waits.push_back(std::chrono::duration_cast<milliseconds>(b.now - before).count());
     before = b.now;
@@ -205,7 +205,7 @@ TEST(NicRequester, GivesUpAfterSevenRetries) {
   }
   EXPECT_EQ(rounds, 8);  // once, and seven times again
   EXPECT_EQ(waits, (std::vector<int64_t>{2, 4, 8, 16, 32, 64, 67, 67}));
-  EXPECT_EQ(b.qp.fault(), Fault::kRetryExceeded);
+  EXPECT_EQ(b.qp.fault(), QueuePairFault::kRetryExceeded);
   EXPECT_LT(b.now - begun, milliseconds(270));
 }
 
@@ -218,17 +218,17 @@ TEST(NicRequester, ProgressGivesRetriesBack) {
     b.sent();
     b.acknowledge(0x1F, i, 0);
   }
-  EXPECT_EQ(b.qp.fault(), Fault::kNone);
+  EXPECT_EQ(b.qp.fault(), QueuePairFault::kNone);
   for (int i = 0; i < 7; i++) b.acknowledge(0x60, 30, 0);
-  EXPECT_EQ(b.qp.fault(), Fault::kNone);
+  EXPECT_EQ(b.qp.fault(), QueuePairFault::kNone);
   b.acknowledge(0x60, 30, 0);
-  EXPECT_EQ(b.qp.fault(), Fault::kRetryExceeded);
+  EXPECT_EQ(b.qp.fault(), QueuePairFault::kRetryExceeded);
 }
 
 TEST(NicRequester, FatalNaksEndIt) {
   for (const auto& [syndrome, fault] :
-       {std::pair{0x61, Fault::kRemoteInvalidRequest}, std::pair{0x62, Fault::kRemoteAccess},
-        std::pair{0x63, Fault::kRemoteOperation}}) {
+       {std::pair{0x61, QueuePairFault::kRemoteInvalidRequest},
+        std::pair{0x62, QueuePairFault::kRemoteAccess}, std::pair{0x63, QueuePairFault::kRemoteOperation}}) {
     Bench b;
     b.post(0, 100);
     b.sent();
@@ -251,7 +251,7 @@ TEST(NicRequester, ReadsRegisteredMemoryOnly) {
   b.post(0, 2000);
   b.memory.remove(b.send_key);
   b.sent();
-  EXPECT_EQ(b.qp.fault(), Fault::kLocalProtection);
+  EXPECT_EQ(b.qp.fault(), QueuePairFault::kLocalProtection);
 }
 
 TEST(NicRequester, KeepsTheRoomOfAProbe) {
@@ -315,12 +315,12 @@ TEST(NicResponder, WritesInSeveralPacketsAndChecksTheirRoom) {
   Bench b;
   b.qp.receive(b.write(kOpWriteFirst, 0, 8192 - 2048, kData, 2048), b.now);
   b.qp.receive(b.packet(0x08, 1, kData), b.now);
-  EXPECT_EQ(b.qp.fault(), Fault::kNone);
+  EXPECT_EQ(b.qp.fault(), QueuePairFault::kNone);
   EXPECT_EQ(b.target[8191], 0x11);
   EXPECT_EQ(b.target[8191 - 2048], 0xEE);
   b.qp.receive(b.write(kOpWriteOnly, 2, 8192 - 1023, kData, 1024), b.now);
   EXPECT_EQ(b.said().back(), (Bench::Said{kOpAck, 0x62, 2, 1}));
-  EXPECT_EQ(b.qp.fault(), Fault::kLocalAccess);
+  EXPECT_EQ(b.qp.fault(), QueuePairFault::kLocalAccess);
 }
 
 TEST(NicResponder, WritesNothingOfWhatDoesNotWhollyFit) {
@@ -373,7 +373,7 @@ TEST(NicResponder, RefusesWhatBreaksTheRules) {
     Bench b;
     b.qp.receive(make(b), b.now);
     const auto said = b.said();
-    return b.qp.fault() == Fault::kBadPacket && said.size() == 1 && said[0].syndrome == 0x61;
+    return b.qp.fault() == QueuePairFault::kBadPacket && said.size() == 1 && said[0].syndrome == 0x61;
   };
   EXPECT_TRUE(refused([&](const Bench& b) { return b.packet(kOpSendFirst, 0, half); })) << "short FIRST";
   EXPECT_TRUE(refused([&](const Bench& b) { return b.packet(kOpSendMiddle, 0, kData); })) << "no FIRST";

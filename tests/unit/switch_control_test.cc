@@ -73,6 +73,13 @@ class ControlTest : public ::testing::Test {
           c->qos->ports.resize(2);
           c->qos->pool_size = 4711;
         }
+        if (c->kind == Command::Kind::kSnapshot) {
+          QosStatus& qos = c->snapshot.qos.emplace();
+          qos.ports.resize(1);
+          qos.ports[0].queues[3].counters.drops[0].packets = 3;
+          qos.spillway = true;
+          qos.spill.refused[static_cast<size_t>(buffering::SpillDrop::kKeyFull)].packets = 7;
+        }
         if (c->rx) rx_ = *c->rx;
         if (c->kind == Command::Kind::kImpair) impaired_port_ = c->port;
         why_ = c->why;
@@ -160,6 +167,10 @@ TEST_F(ControlTest, TellsOfRoutesAndNeighbours) {
 TEST_F(ControlTest, TellsOfBuffersAndTheSpillwayWhereThereAreAny) {
   start();
   const int fd = connect_to(config_.control_read);
+  const json counters = ask(fd, R"({"cmd":"counters"})").at("counters");
+  EXPECT_EQ(counters.at("ports").at("p1").at("qos").at("dropped").at("queue_full").at("packets"), 3);
+  EXPECT_EQ(counters.at("spillway").at("refused_by").at("key_full").at("packets"), 7);
+  EXPECT_FALSE(counters.at("spillway").contains("residence"));
   const json buffers = ask(fd, R"({"cmd":"buffers"})");
   EXPECT_EQ(buffers.at("name"), "leaf1");
   EXPECT_EQ(buffers.at("pool").at("size"), 4711);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdarg>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -163,6 +164,17 @@ class Collector {
   std::map<uint64_t, uint64_t> traces_;
 };
 
+// printf, so that the compiler sees what does not match.
+[[gnu::format(printf, 2, 3)]] void add_line(std::string& out, const char* format, ...) {
+  char text[512];
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof(text), format, values);
+  va_end(values);
+  out += text;
+  out += '\n';
+}
+
 template <typename T>
 T median(std::vector<T> v) {
   if (v.empty()) return {};
@@ -184,35 +196,37 @@ std::string replay_command(uint64_t seed) { return "millrace-sim --seed " + std:
 std::string report(const ManyResult& result, double wall) {
   const SwarmStats& s = result.stats;
   std::string out;
-  auto line = [&](const char* format, auto... values) {
-    char text[512];
-    std::snprintf(text, sizeof(text), format, values...);
-    out += text;
-    out += '\n';
-  };
   auto n = [](uint64_t v) { return static_cast<unsigned long long>(v); };
   uint64_t frames = 0;
   for (const uint64_t f : s.frames) frames += f;
-  line(
+  add_line(
+      out,
       "%llu seeds in %.1f s of wall time, %.0f s of virtual time, %llu with violations; trace of all %016llx",
       n(s.runs), wall, std::chrono::duration<double>(s.virtual_time).count(), n(result.failures.size()),
       n(result.trace));
-  line("frames: %llu, median %llu a seed; kinds of fault: median %u a seed", n(frames), n(median(s.frames)),
-       median(s.kinds));
-  line("operations: %llu exact, %llu ended in an error; groups that formed again: %llu", n(s.operations_ok),
-       n(s.operations_failed), n(s.formed_again));
-  for (size_t c = 1; c < s.exact.size(); c++)
-    line("  %-22s %10llu", check::collective_name(static_cast<int>(c)).data(), n(s.exact[c]));
-  line("faults (injected, in seeds):");
+  add_line(out, "frames: %llu, median %llu a seed; kinds of fault: median %u a seed", n(frames),
+           n(median(s.frames)), median(s.kinds));
+  add_line(out, "operations: %llu exact, %llu ended in an error; groups that formed again: %llu",
+           n(s.operations_ok), n(s.operations_failed), n(s.formed_again));
+  const ExactCounts& x = s.exact;
+  for (size_t c = 1; c < x.collective.size(); c++)
+    add_line(out, "  %-22s %10llu", check::collective_name(static_cast<int>(c)).data(), n(x.collective[c]));
+  const std::pair<const char*, uint64_t> kinds[] = {{"bfp8", x.bfp},
+                                                    {"deterministic", x.deterministic},
+                                                    {"of ranks that combine", x.combined},
+                                                    {"on one host alone", x.alone},
+                                                    {"over a model NIC", x.modelled}};
+  for (const auto& [name, v] : kinds) add_line(out, "  %-22s %10llu", name, n(v));
+  add_line(out, "faults (injected, in seeds):");
   for (size_t k = 0; k < kFaultKinds; k++)
-    line("  %-22s %10llu %7llu", kFaultNames[k].data(), n(s.injected[k]), n(s.seeds_with[k]));
+    add_line(out, "  %-22s %10llu %7llu", kFaultNames[k].data(), n(s.injected[k]), n(s.seeds_with[k]));
   const auto& w = s.wire;
-  line("on the wire (hosts, switches):");
+  add_line(out, "on the wire (hosts, switches):");
   const std::pair<const char*, const uint64_t*> both[] = {
       {"packets", w.packets},       {"acks", w.acks},       {"naks", w.naks},     {"rnr_naks", w.rnr_naks},
       {"fatal_naks", w.fatal_naks}, {"repeats", w.repeats}, {"probes", w.probes}, {"cnps", w.cnps}};
-  for (const auto& [name, v] : both) line("  %-22s %10llu %10llu", name, n(v[0]), n(v[1]));
-  line("paths (from counters):");
+  for (const auto& [name, v] : both) add_line(out, "  %-22s %10llu %10llu", name, n(v[0]), n(v[1]));
+  add_line(out, "paths (from counters):");
   const auto& e = s.engine;
   const std::pair<const char*, uint64_t> paths[] = {{"req", w.req},
                                                     {"rep", w.rep},
@@ -254,7 +268,7 @@ std::string report(const ManyResult& result, double wall) {
                                                     {"rx_drops_no_frame", s.rx_drops},
                                                     {"ring_drops_stalled", s.ring_drops},
                                                     {"frames_held_peak", s.frames_peak}};
-  for (const auto& [name, v] : paths) line("  %-22s %10llu", name, n(v));
+  for (const auto& [name, v] : paths) add_line(out, "  %-22s %10llu", name, n(v));
   return out;
 }
 

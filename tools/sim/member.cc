@@ -6,6 +6,14 @@ namespace millrace::sim {
 
 using host::Communicator;
 
+void ExactCounts::add(const ExactCounts& o) {
+  for (size_t i = 0; i < collective.size(); i++) collective[i] += o.collective[i];
+  for (size_t i = 0; i < type.size(); i++) type[i] += o.type[i];
+  for (size_t i = 0; i < op.size(); i++) op[i] += o.op[i];
+  bfp += o.bfp, deterministic += o.deterministic;
+  combined += o.combined, alone += o.alone, modelled += o.modelled;
+}
+
 const std::vector<uint8_t>& GroupRun::expected_of(size_t operation) {
   expected.resize(plan->operations.size());
   const OperationPlan& o = plan->operations[operation];
@@ -49,6 +57,7 @@ void Member::join() {
   c.switch_address = fabric_.address(plan_.tree ? fabric_.leaf_of(host_) : plan_.where, plan_.v6);
   c.tenant = plan_.tenant;
   c.secret = plan_.secret;
+  c.combine = plan_.combine;
   c.join_timeout = std::chrono::seconds(20);
   generation_ = group_.generation;
   instance_++;
@@ -118,18 +127,20 @@ void Member::add_buffers(Running& r, bool in_place) {
 
 // Something that members must agree on becomes another; what is asked for stays valid in itself.
 void Member::make_disagree(check::Reduction& r, bool& deterministic) {
-  const uint64_t kind = random_.below(4);
+  const uint64_t kind = random_.below(5);
   if (kind == 0 && r.has_root()) {
     r.root = (r.root + 1 + static_cast<uint32_t>(random_.below(r.world - 1))) % r.world;
   } else if (kind == 1 && r.reduces()) {
     deterministic = !deterministic;
+  } else if (kind == 4 && r.bfp) {
+    r.bfp = false;
   } else if (kind == 2 || r.count < 2 * r.world) {
     // Any other; a vector that does not fall into shards is not asked to.
     const int before = r.collective;
     do r.collective = static_cast<int>(random_.between(check::kAllReduce, check::kBarrier));
     while (r.collective == before || (r.has_shards() && r.count % r.world != 0));
     if (!r.has_root()) r.root = 0;
-    if (!r.reduces()) deterministic = false;
+    if (!r.reduces()) deterministic = r.bfp = false;
     if (r.collective == check::kBarrier) r.count = 0;
   } else {
     r.count -= r.world;
@@ -152,6 +163,7 @@ void Member::submit() {
                                             : static_cast<aggregation::DataType>(x.type);
   op.op = x.reduces() ? static_cast<aggregation::ReduceOp>(x.op) : aggregation::ReduceOp::kNone;
   op.root = static_cast<uint16_t>(x.root);
+  op.bfp = x.bfp;
   op.deterministic = deterministic;
   op.bytes = check::vector_bytes(x);
   add_buffers(r, o.in_place);
@@ -167,6 +179,19 @@ void Member::give_back(const Running& r) {
   for (const size_t buffer : r.buffers) judges_.memory.returned(buffer, now_ns());
 }
 
+void Member::count(const OperationPlan& o) {
+  ExactCounts& e = judges_.exact;
+  const check::Reduction& r = o.reduction;
+  e.collective[static_cast<size_t>(r.collective)]++;
+  if (r.reduces()) e.type[static_cast<size_t>(r.type)]++, e.op[static_cast<size_t>(r.op)]++;
+  e.bfp += r.bfp;
+  e.deterministic += o.deterministic;
+  const auto here = std::count(plan_.hosts.begin(), plan_.hosts.end(), host_);
+  e.combined += plan_.combine && here > 1;
+  e.alone += plan_.combine && here == plan_.world;
+  e.modelled += fabric_.host(host_).config().nic != nullptr;
+}
+
 void Member::finish(Running& r) {
   const host::Operation& op = *r.operation;
   const check::Reduction& agreed = plan_.operations[r.number].reduction;
@@ -175,7 +200,7 @@ void Member::finish(Running& r) {
   judges_.trace.number(uint64_t{r.number} << 8 | static_cast<uint64_t>(op.status));
   judges_.trace.bytes({reinterpret_cast<const uint8_t*>(op.text.data()), op.text.size()});
   if (op.status == MR_OK) {
-    judges_.exact[static_cast<size_t>(agreed.collective)]++;
+    count(plan_.operations[r.number]);
     const std::string wrong =
         r.reduction != agreed || op.deterministic != plan_.operations[r.number].deterministic
             ? "it succeeded, though this rank disagreed with the others"
@@ -226,6 +251,13 @@ void Member::abort() {
   fabric_.network().touch(fabric_.host(host_));
 }
 
+bool Member::die() {
+  if (communicator_ == nullptr || leaving_ || fabric_.host(host_).leads(*communicator_)) return false;
+  crashed();
+  fabric_.network().touch(fabric_.host(host_));
+  return true;
+}
+
 void Member::crashed() {
   joining_ = false;
   if (communicator_ == nullptr) return;
@@ -243,7 +275,9 @@ void Member::end(int status, const std::string& text) {
   judges_.trace.number(static_cast<uint64_t>(status));
   judges_.outcome.over(now_ns(), plan_.number, rank_, instance_, status, text);
   if (plan_.refused) {
-    group_.not_refused |= status != MR_ERR_REFUSED && status != MR_IN_PROGRESS;
+    // A switch that is away cannot refuse.
+    group_.not_refused |=
+        status != MR_ERR_REFUSED && status != MR_ERR_UNREACHABLE && status != MR_IN_PROGRESS;
   } else if (status != MR_OK) {
     // The others lose a member by this, and the group forms again, for a while.
     judges_.outcome.excuse_further(plan_.number, rank_);

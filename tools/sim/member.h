@@ -14,13 +14,25 @@
 
 namespace millrace::sim {
 
+// Operations that ended well, of which kind they were.
+struct ExactCounts {
+  std::array<uint64_t, check::kBarrier + 1> collective{};
+  std::array<uint64_t, 13> type{};  // what was reduced
+  std::array<uint64_t, 9> op{};
+  uint64_t bfp = 0, deterministic = 0;
+  uint64_t combined = 0;  // with other ranks of the host
+  uint64_t alone = 0;     // of those, where the whole group is on one host
+  uint64_t modelled = 0;  // over a NIC of the model
+  void add(const ExactCounts& o);
+};
+
 // What all members of a run report to.
 struct Judges {
   check::Violations violations;
   check::MemoryCheck memory{violations};
   check::OutcomeCheck outcome{violations};
   check::Hash trace;
-  std::array<uint64_t, check::kBarrier + 1> exact{};  // operations, by collective
+  ExactCounts exact;
 };
 
 class Member;
@@ -51,6 +63,8 @@ class Member {
   void step(Time now);
   // The process has died with its host.
   void crashed();
+  // It dies alone, unless it leads the other ranks of its host, which would lose the NIC with it.
+  bool die();
   void leave();  // without a word to its application's other ranks
   void abort();
   // Its next operation disagrees with the others'.
@@ -80,6 +94,7 @@ class Member {
   void make_disagree(check::Reduction& r, bool& deterministic);
   void give_back(const Running& r);
   void finish(Running& r);
+  void count(const OperationPlan& o);
   void end(int status, const std::string& text);
   void plan_next();
 

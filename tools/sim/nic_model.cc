@@ -97,6 +97,7 @@ struct NicModel::Impl final : host::Transport {
   void deregister_memory(const MemoryRegion& region) override { memory.remove(region.id); }
   bool post_segment(LinkId link, uint64_t segment, const aggregation::SegmentHeader& header,
                     std::span<const uint8_t> payload, const MemoryRegion& source) override;
+  bool post_message(LinkId link, std::span<const uint8_t> message) override;
   void close(LinkId link) override;
   void poll(std::vector<Completion>& to) override;
   LinkStats stats(LinkId link) const override;
@@ -119,7 +120,7 @@ struct NicModel::Impl final : host::Transport {
   void check_peer(Link& link);
   void take_events(Link& link);
   void fail(Link& link, LinkError error, const std::string& text);
-  void fail_by(Link& link, Fault fault);
+  void fail_by(Link& link, QueuePairFault fault);
   void start_draining(Link& link);
   void drained(Link& link);
   Time due(const Link& link) const;
@@ -171,6 +172,13 @@ bool NicModel::Impl::post_segment(LinkId id, uint64_t segment, const aggregation
   if (l == nullptr || l->state != State::kConnected) return false;
   touched = true;
   return l->qp->post_segment(segment, header, payload, source.lkey);
+}
+
+bool NicModel::Impl::post_message(LinkId id, std::span<const uint8_t> message) {
+  Link* l = find(id);
+  if (l == nullptr || l->state != State::kConnected) return false;
+  touched = true;
+  return l->qp->post_message(message);
 }
 
 void NicModel::Impl::close(LinkId id) {
@@ -347,16 +355,17 @@ void NicModel::Impl::receive(std::span<const uint8_t> frame, Time t) {
 void NicModel::Impl::take_events(Link& l) {
   for (QueuePairEvent& e : l.qp->events) {
     using Kind = QueuePairEvent::Kind;
-    Completion done = completion(l, e.kind == Kind::kSent     ? Completion::Kind::kSent
-                                    : e.kind == Kind::kResult ? Completion::Kind::kResult
-                                                              : Completion::Kind::kMessage);
+    Completion done = completion(l, e.kind == Kind::kSent          ? Completion::Kind::kSent
+                                    : e.kind == Kind::kMessageSent ? Completion::Kind::kMessageSent
+                                    : e.kind == Kind::kResult      ? Completion::Kind::kResult
+                                                                   : Completion::Kind::kMessage);
     done.segment = e.segment;
     done.immediate = e.immediate;
     done.message = std::move(e.message);
     completions.push_back(std::move(done));
   }
   l.qp->events.clear();
-  if (l.qp->fault() != Fault::kNone && l.state == State::kConnected) fail_by(l, l.qp->fault());
+  if (l.qp->fault() != QueuePairFault::kNone && l.state == State::kConnected) fail_by(l, l.qp->fault());
 }
 
 void NicModel::Impl::receive_mad(const NicPacket& p) {
@@ -499,36 +508,36 @@ void NicModel::Impl::check_peer(Link& l) {
     return;
   }
   if (now - std::max(owed, l.qp->heard()) < kPeerDead) return;
-  l.qp->stop(Fault::kRetryExceeded);
+  l.qp->stop(QueuePairFault::kRetryExceeded);
   fail(l, LinkError::kUnreachable,
        "the switch at " + switch_name(l) + " has not acknowledged anything for " +
            std::to_string(std::chrono::duration_cast<seconds>(kPeerDead).count()) +
            " s: it is down, or the network to it is");
 }
 
-void NicModel::Impl::fail_by(Link& l, Fault fault) {
+void NicModel::Impl::fail_by(Link& l, QueuePairFault fault) {
   const std::string who = "the switch at " + switch_name(l),
                     where = " (queue pair " + std::to_string(l.qpn) + " of a model NIC)";
   switch (fault) {
-    case Fault::kRetryExceeded:
+    case QueuePairFault::kRetryExceeded:
       return fail(
           l, LinkError::kUnreachable,
           who + " has not acknowledged anything through 7 retries: it is down, or the network to it is" +
               where);
-    case Fault::kRemoteInvalidRequest:
-    case Fault::kRemoteAccess:
-    case Fault::kRemoteOperation:
+    case QueuePairFault::kRemoteInvalidRequest:
+    case QueuePairFault::kRemoteAccess:
+    case QueuePairFault::kRemoteOperation:
       return fail(
           l, LinkError::kBroken,
           who + " refused a segment as invalid: a bug here or there, or two of different versions" + where);
-    case Fault::kLocalProtection:
+    case QueuePairFault::kLocalProtection:
       return fail(l, LinkError::kBroken,
                   "a buffer of an operation is no longer what was registered: it must stay mapped until the "
                   "operation is over" +
                       where);
-    case Fault::kLocalAccess:
+    case QueuePairFault::kLocalAccess:
       return fail(l, LinkError::kBroken, who + " wrote a result outside the memory it was offered" + where);
-    case Fault::kLocalLength:
+    case QueuePairFault::kLocalLength:
       return fail(l, LinkError::kBroken, who + " sent a message longer than a receive buffer" + where);
     default:
       return fail(l, LinkError::kBroken, who + " sent a packet that breaks the transport's rules" + where);
@@ -546,7 +555,7 @@ void NicModel::Impl::fail(Link& l, LinkError error, const std::string& text) {
 void NicModel::Impl::start_draining(Link& l) {
   l.state = State::kDraining;
   l.due = kNever;  // begins with the next turn: the caller's clock may be ahead of ours
-  if (l.qp) l.qp->stop(Fault::kNone);
+  if (l.qp) l.qp->stop(QueuePairFault::kNone);
 }
 
 // Nothing is read from the caller's memory or written to it any more.

@@ -56,8 +56,8 @@ uint64_t NicQueuePair::unwrap(uint32_t psn, uint64_t near) const {
   return base;
 }
 
-void NicQueuePair::stop(Fault fault) {
-  if (fault_ == Fault::kNone) fault_ = fault;
+void NicQueuePair::stop(QueuePairFault fault) {
+  if (fault_ == QueuePairFault::kNone) fault_ = fault;
   works_.clear();
   retransmit_at_ = rnr_until_ = ack_at_ = kNever;
   ack_due_ = false;
@@ -68,7 +68,7 @@ void NicQueuePair::stop(Fault fault) {
 
 bool NicQueuePair::post_segment(uint64_t segment, const aggregation::SegmentHeader& header,
                                 std::span<const uint8_t> payload, uint32_t lkey) {
-  if (fault_ != Fault::kNone || works_.size() + 1 >= c_.sends_max) return false;
+  if (fault_ != QueuePairFault::kNone || works_.size() + 1 >= c_.sends_max) return false;
   Work w;
   w.segment = segment;
   w.first = end_;
@@ -81,8 +81,19 @@ bool NicQueuePair::post_segment(uint64_t segment, const aggregation::SegmentHead
   return true;
 }
 
+bool NicQueuePair::post_message(std::span<const uint8_t> message) {
+  if (fault_ != QueuePairFault::kNone || works_.size() + 1 >= c_.sends_max) return false;
+  Work w;
+  w.first = end_;
+  w.message.assign(message.begin(), message.end());
+  w.packets = (message.size() + c_.mtu - 1) / c_.mtu;
+  end_ += w.packets;
+  works_.push_back(std::move(w));
+  return true;
+}
+
 void NicQueuePair::probe() {
-  if (fault_ != Fault::kNone || !works_.empty()) return;
+  if (fault_ != QueuePairFault::kNone || !works_.empty()) return;
   Work w;
   w.probe = true;
   w.first = end_++;
@@ -98,8 +109,8 @@ const NicQueuePair::Work& NicQueuePair::work_of(uint64_t sequence) const {
 }
 
 Time NicQueuePair::ready_at() const {
-  const bool may = fault_ == Fault::kNone && next_ < end_ && next_ - una_ < c_.quirks.in_flight_max &&
-                   rnr_until_ == kNever;
+  const bool may = fault_ == QueuePairFault::kNone && next_ < end_ &&
+                   next_ - una_ < c_.quirks.in_flight_max && rnr_until_ == kNever;
   return may ? pace_at_ : kNever;
 }
 
@@ -117,12 +128,17 @@ std::vector<uint8_t> NicQueuePair::next_packet(Time now) {
   } else {
     p.opcode = first ? last ? kOpSendOnly : kOpSendFirst : last ? kOpSendLast : kOpSendMiddle;
     p.solicited = last && c_.quirks.solicited;
+  }
+  if (!w.message.empty()) {
+    p.payload = std::span(w.message).subspan(index * c_.mtu);
+    p.payload = p.payload.first(std::min<size_t>(c_.mtu, p.payload.size()));
+  } else if (!w.probe) {
     const size_t from = index * c_.mtu, to = std::min(from + c_.mtu, w.header.size() + w.payload.size());
     if (from < w.header.size()) p.payload = w.header;
     const size_t start = from < w.header.size() ? 0 : from - w.header.size();
     tail = w.payload.subspan(start, to - w.header.size() - start);
     if (!tail.empty() && !memory_.readable(w.lkey, tail)) {
-      stop(Fault::kLocalProtection);
+      stop(QueuePairFault::kLocalProtection);
       return {};
     }
   }
@@ -151,7 +167,7 @@ Time NicQueuePair::timeout() const {
 bool NicQueuePair::spend_retry() {
   if (c_.quirks.retry_for_ever) return true;
   if (retries_left_-- > 0) return true;
-  stop(Fault::kRetryExceeded);
+  stop(QueuePairFault::kRetryExceeded);
   return false;
 }
 
@@ -170,7 +186,8 @@ void NicQueuePair::advance(uint64_t to, Time now) {
   while (!works_.empty() && works_.front().first + works_.front().packets <= una_) {
     messages_done_++;
     if (!works_.front().probe) {
-      QueuePairEvent e{QueuePairEvent::Kind::kSent};
+      QueuePairEvent e{works_.front().message.empty() ? QueuePairEvent::Kind::kSent
+                                                      : QueuePairEvent::Kind::kMessageSent};
       e.segment = works_.front().segment;
       events.push_back(std::move(e));
     }
@@ -215,15 +232,16 @@ void NicQueuePair::on_acknowledgement(const NicPacket& p, Time now) {
     next_ = s;
     return;
   }
-  stop(p.syndrome == kInvalidRequest      ? Fault::kRemoteInvalidRequest
-       : p.syndrome == kRemoteAccessError ? Fault::kRemoteAccess
-                                          : Fault::kRemoteOperation);
+  stop(p.syndrome == kInvalidRequest      ? QueuePairFault::kRemoteInvalidRequest
+       : p.syndrome == kRemoteAccessError ? QueuePairFault::kRemoteAccess
+                                          : QueuePairFault::kRemoteOperation);
 }
 
 // --- both ---
 
 void NicQueuePair::receive(const NicPacket& p, Time now) {
-  if (fault_ != Fault::kNone || p.from != c_.path.to || ((p.pkey ^ c_.path.pkey) & 0x7FFF) != 0) return;
+  if (fault_ != QueuePairFault::kNone || p.from != c_.path.to || ((p.pkey ^ c_.path.pkey) & 0x7FFF) != 0)
+    return;
   counts_.packets_received++;
   if (p.opcode == kOpCnp) {
     counts_.cnps_received++;
@@ -250,14 +268,14 @@ void NicQueuePair::notice_congestion(const NicPacket& p, Time now) {
 }
 
 void NicQueuePair::poll(Time now) {
-  if (fault_ != Fault::kNone) return;
+  if (fault_ != QueuePairFault::kNone) return;
   if (now >= rnr_until_) rnr_until_ = kNever;
   if (ack_due_ || now >= ack_at_) acknowledge(credits(), expected_ - 1);
   if (now >= retransmit_at_) on_timeout(now);
 }
 
 Time NicQueuePair::next_deadline() const {
-  if (fault_ != Fault::kNone) return kNever;
+  if (fault_ != QueuePairFault::kNone) return kNever;
   return std::min({ack_at_, retransmit_at_, rnr_until_});
 }
 
@@ -300,7 +318,7 @@ void NicQueuePair::on_request(const NicPacket& p, Time now) {
     return;
   }
   const Kind k = kind_of(p.opcode);
-  if (!well_formed(p, k)) return refuse(kInvalidRequest, Fault::kBadPacket);
+  if (!well_formed(p, k)) return refuse(kInvalidRequest, QueuePairFault::kBadPacket);
   if (k.send ? k.starts : k.immediate) {
     if (receives_ == 0 || dice_.one_in(c_.quirks.rnr_one_in)) {
       acknowledge(static_cast<uint8_t>(kRnr | (c_.quirks.rnr_timer & 31)), expected_);
@@ -325,14 +343,14 @@ bool NicQueuePair::take_write(const NicPacket& p, const Kind& k) {
     write_left_ = p.length;
     // The key of an empty one is not looked at (9.7.4.1.5), else the whole message must be allowed at once.
     if (p.length != 0 && memory_.target(p.rkey, p.address, p.length) == nullptr) {
-      refuse(kRemoteAccessError, Fault::kLocalAccess);
+      refuse(kRemoteAccessError, QueuePairFault::kLocalAccess);
       return false;
     }
   }
   if (p.payload.empty()) return true;
   uint8_t* at = memory_.target(write_key_, write_at_, p.payload.size());
   if (at == nullptr) {
-    refuse(kRemoteAccessError, Fault::kLocalAccess);
+    refuse(kRemoteAccessError, QueuePairFault::kLocalAccess);
     return false;
   }
   std::copy(p.payload.begin(), p.payload.end(), at);
@@ -347,7 +365,7 @@ bool NicQueuePair::take_send(const NicPacket& p, const Kind& k) {
     message_.clear();
   }
   if (message_.size() + p.payload.size() > aggregation::kMessageBytesMax) {
-    refuse(kInvalidRequest, Fault::kLocalLength);
+    refuse(kInvalidRequest, QueuePairFault::kLocalLength);
     return false;
   }
   message_.insert(message_.end(), p.payload.begin(), p.payload.end());
@@ -394,7 +412,7 @@ void NicQueuePair::acknowledge(uint8_t syndrome, uint64_t sequence) {
   unacknowledged_ = 0;
 }
 
-void NicQueuePair::refuse(uint8_t syndrome, Fault fault) {
+void NicQueuePair::refuse(uint8_t syndrome, QueuePairFault fault) {
   acknowledge(syndrome, expected_);
   stop(fault);
 }

@@ -17,7 +17,7 @@
 namespace millrace::sim {
 
 // Why a queue pair is in the error state, as a completion's status would say.
-enum class Fault : uint8_t {
+enum class QueuePairFault : uint8_t {
   kNone,
   kRetryExceeded,
   kRemoteInvalidRequest,
@@ -30,7 +30,7 @@ enum class Fault : uint8_t {
 };
 
 struct QueuePairEvent {
-  enum class Kind : uint8_t { kSent, kResult, kMessage } kind;
+  enum class Kind : uint8_t { kSent, kMessageSent, kResult, kMessage } kind;
   uint64_t segment = 0;
   uint32_t immediate = 0;
   std::vector<uint8_t> message;
@@ -60,6 +60,8 @@ class NicQueuePair {
   // false: no room, of which one place is a probe's.
   bool post_segment(uint64_t segment, const aggregation::SegmentHeader& header,
                     std::span<const uint8_t> payload, uint32_t lkey);
+  // Of bytes that are copied.
+  bool post_message(std::span<const uint8_t> message);
   void post_receive() { receives_++; }
   // A zero-length RDMA WRITE, unless something is outstanding anyway.
   void probe();
@@ -72,9 +74,9 @@ class NicQueuePair {
   std::vector<uint8_t> next_packet(Time now);
   Time next_deadline() const;  // of poll()
   // The error state, at once and in silence.
-  void stop(Fault fault);
+  void stop(QueuePairFault fault);
 
-  Fault fault() const { return fault_; }
+  QueuePairFault fault() const { return fault_; }
   bool idle() const { return works_.empty(); }
   Time heard() const { return heard_; }  // an acknowledgement, or a request
   Time owed_since() const { return una_ == top_ ? kNever : owed_since_; }
@@ -88,6 +90,7 @@ class NicQueuePair {
  private:
   struct Work {
     bool probe = false;
+    std::vector<uint8_t> message;  // instead of header and payload
     uint64_t segment = 0, first = 0, packets = 1;
     uint32_t lkey = 0;
     std::array<uint8_t, aggregation::kSegmentHeaderBytes> header{};
@@ -116,14 +119,14 @@ class NicQueuePair {
   void finish_message(const NicPacket& p, const Kind& k);
   void owe(bool asked, Time now);
   void acknowledge(uint8_t syndrome, uint64_t sequence);
-  void refuse(uint8_t syndrome, Fault fault);
+  void refuse(uint8_t syndrome, QueuePairFault fault);
   uint8_t credits() const;
   void notice_congestion(const NicPacket& p, Time now);
 
   Config c_;
   const NicMemory& memory_;
   Dice dice_;
-  Fault fault_ = Fault::kNone;
+  QueuePairFault fault_ = QueuePairFault::kNone;
   Time heard_;
   QueuePairCounts counts_;
 

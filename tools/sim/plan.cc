@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tools/sim/nic_model.h"
+
 namespace millrace::sim {
 
 using std::chrono::microseconds;
@@ -10,12 +12,15 @@ using std::chrono::seconds;
 
 namespace {
 
+constexpr size_t kWorldMax = 24;  // up to which the checker's contributions are exact in all types
+
 class Drawer {
  public:
   explicit Drawer(uint64_t seed) : random_(seed) { plan_.seed = seed; }
 
   Plan draw() {
     fabric();
+    nics();
     wire();
     groups();
     discrete();
@@ -66,6 +71,19 @@ class Drawer {
     if (below(8) == 0) e.tenants[7] = {"blue", "wood", 0};
   }
 
+  // Hosts' NICs: in half of the runs the soft transport alone, else the model everywhere or here and there.
+  void nics() {
+    FabricConfig& f = plan_.fabric;
+    const uint64_t kind = below(4);
+    std::vector<bool> modelled(f.hosts);
+    for (uint16_t h = 0; h < f.hosts; h++) {
+      modelled[h] = kind == 0 || (kind == 1 && below(2));
+      if (modelled[h]) plan_.modelled.push_back(h);
+    }
+    if (kind >= 2) return;
+    f.nic = [modelled](uint16_t h) { return modelled[h] ? NicFactory(NicModel::make) : NicFactory(); };
+  }
+
   void wire() {
     LinkFaults& w = plan_.wire;
     // Most seeds have some of it, each with a probability up to its own most.
@@ -105,17 +123,29 @@ class Drawer {
       for (size_t k = hosts.size(); k > 1; k--) std::swap(hosts[k - 1], hosts[below(k)]);
       hosts.resize(between(std::min<uint64_t>(2, f.hosts), f.hosts));
       g.hosts = hosts;
-      g.world = static_cast<uint16_t>(hosts.size());
+      crowd(g);
+      g.world = static_cast<uint16_t>(g.hosts.size());
       g.stripes = static_cast<uint8_t>(below(2) ? 1 : between(2, 4));
       if (!f.engine.tenants.empty()) g.tenant = 7, g.secret = "wood";
       g.in_flight = static_cast<uint32_t>(between(1, 4));
       g.gap_max = below(2) ? microseconds(between(0, 100)) : milliseconds(between(0, 5));
       g.generations = static_cast<uint32_t>(between(1, 3));
       g.rejoin_after_max = below(2) ? milliseconds(between(0, 50)) : milliseconds(between(0, 1500));
-      for (size_t r = 0; r < hosts.size(); r++) g.join_at.push_back(time_up_to(milliseconds(5)));
+      for (size_t r = 0; r < g.world; r++) g.join_at.push_back(time_up_to(milliseconds(5)));
       operations(g, frames_ / n);
       plan_.groups.push_back(std::move(g));
     }
+  }
+
+  // Several ranks on some hosts, which mostly combine; now and then all ranks of a group on one host.
+  void crowd(GroupPlan& g) {
+    if (below(3) != 0) return;
+    g.combine = below(4) != 0;
+    if (below(6) == 0) g.hosts.resize(1);
+    const std::vector<uint16_t> hosts = g.hosts;
+    for (const uint16_t h : hosts)
+      for (uint64_t more = below(4); more > 0 && g.hosts.size() < kWorldMax; more--) g.hosts.push_back(h);
+    for (size_t k = g.hosts.size(); k > 1; k--) std::swap(g.hosts[k - 1], g.hosts[below(k)]);
   }
 
   void eager() {
@@ -142,13 +172,15 @@ class Drawer {
     for (uint64_t i = 0; i < n; i++) {
       OperationPlan o;
       check::Reduction& r = o.reduction;
-      r.type = static_cast<int>(between(1, 10));
-      r.op = static_cast<int>(below(2) ? 1 : between(2, r.type <= 6 ? 7 : 4));  // bits only of integers
+      r.type = static_cast<int>(between(1, 12));
+      r.op = static_cast<int>(below(2) ? 1 : between(2, r.type <= 6 ? 8 : 5));
+      if (r.type > 6 && r.op == 5) r.op = 8;  // bits only of integers, averages of all
       r.world = g.world;
       r.seed = random_.next();
       r.collective = collective(is_large[i]);
       if (r.has_root()) r.root = static_cast<uint32_t>(below(g.world));
       o.deterministic = r.reduces() && below(4) == 0;
+      r.bfp = r.reduces() && r.type >= 7 && r.type <= 9 && below(3) == 0;
       o.in_place = below(2);
       const uint32_t size = check::element_bytes(r.type);
       const uint64_t segment = e.segment_bytes / size;
@@ -206,6 +238,13 @@ class Drawer {
         case 0:
         case 1:
         case 2:
+          if (const auto g = std::find_if(plan_.groups.begin(), plan_.groups.end(),
+                                          [](const GroupPlan& p) { return p.combine; });
+              g != plan_.groups.end() && below(2)) {
+            add(FaultKind::kRankCrash, time_up_to(busy_time), Time{}, g->number,
+                static_cast<uint32_t>(below(g->world)));
+            break;
+          }
           add(FaultKind::kCrash, at, below(2) ? brief : milliseconds(between(1000, 7000)), host);
           break;
         case 3:
@@ -325,7 +364,8 @@ std::string describe(const Plan& p) {
                   "; groups";
   for (const GroupPlan& g : p.groups)
     s += " " + std::to_string(g.world) + "×" + std::to_string(g.stripes) + (g.v6 ? "/IPv6" : "") +
-         (g.tree ? "/tree" : "") + (g.refused ? " (to be refused)" : "");
+         (g.tree ? "/tree" : "") + (g.combine ? "/combine" : "") + (g.refused ? " (to be refused)" : "");
+  if (!p.modelled.empty()) s += "; " + std::to_string(p.modelled.size()) + " hosts with the NIC model";
   s += "; faults";
   for (size_t k = 0; k < kFaultKinds; k++)
     if (p.has[k]) s += " " + std::string(kFaultNames[k]);

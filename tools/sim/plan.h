@@ -24,6 +24,7 @@ namespace millrace::sim {
   X(kTailDrop, "tail_drop")                                                                      \
   X(kFewFrames, "frames_exhausted")      /* the switch's pool is all but empty */                \
   X(kCrash, "host_crash")                /* and back with the same key, soon or after healing */ \
+  X(kRankCrash, "rank_crash")            /* of one process, whose host's others combine */       \
   X(kSwitchRestart, "switch_restart")    /* with a new GUID */                                   \
   X(kSwitchNewMac, "switch_restart_mac") /* and a new MAC address */                             \
   X(kFlap, "link_flap")                  /* too short to be noticed as a death */                \
@@ -79,7 +80,8 @@ struct GroupPlan {
   uint16_t where = 0;  // the switch that reduces, or
   bool tree = false;   // each rank joins at its own leaf
   bool v6 = false;
-  std::vector<uint16_t> hosts;  // by rank
+  std::vector<uint16_t> hosts;  // by rank; several may be on one
+  bool combine = false;         // those of one host before the network
   uint8_t stripes = 1;
   uint32_t tenant = 0;
   std::string secret;
@@ -105,7 +107,8 @@ struct Plan {
   std::vector<GroupPlan> groups;
   std::vector<Fault> faults;  // by time
   std::array<bool, kFaultKinds> has{};
-  std::vector<uint16_t> eager;  // hosts
+  std::vector<uint16_t> eager;     // hosts
+  std::vector<uint16_t> modelled;  // hosts whose NIC is the model, not the soft transport
   Time heal_at{};
   bool final_round = true;  // all groups form once more when all is healed
   Time rest_before_final{};

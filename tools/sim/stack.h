@@ -28,6 +28,8 @@ class Stack {
   bool receive(std::span<const uint8_t> frame, Time now);
   // nullopt: asked for; try again later.
   std::optional<Resolved> resolve(const IpAddress& to, Time now);
+  // All that it has learned: it asks again.
+  void forget() { neighbours_.clear(); }
   void poll(FrameSink& out);
   bool wants_to_send() const { return !out_.empty(); }
 

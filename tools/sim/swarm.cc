@@ -53,6 +53,9 @@ class Swarm final : private Observer {
       for (const bool v6 : {false, true}) wire_.tolerate(fabric_.host(h).address(v6).bytes);
     }
     for (uint16_t h = 0; h < fabric_.hosts(); h++)
+      fabric_.host(h).set_shared_memory([&arena](size_t bytes) { return arena.take(bytes); },
+                                        plan_.fabric.engine.operation_timeout);
+    for (uint16_t h = 0; h < fabric_.hosts(); h++)
       fabric_.host(h).after_turn = [this, h](Time now) {
         each([&](GroupRun&, Member& m) {
           if (m.host() == h) m.step(now);
@@ -91,8 +94,11 @@ class Swarm final : private Observer {
   void crash(uint16_t host, Time until);
   void restart(uint16_t host);
   void excuse_host(uint16_t host);
+  std::vector<uint32_t> together_with(const Fault& f) const;
   void excuse_switch(uint16_t s);
+  void excuse_impatient(Time without_answer, std::optional<uint16_t> host = {});
   void excuse_all_through_links();
+  void hash_frame(std::span<const uint8_t> frame);
   void copy_later(uint32_t node, std::span<const uint8_t> frame);
   void stand_by();  // lets members come back whose group forms again
   void occupancy(uint16_t s, uint32_t held);
@@ -134,10 +140,27 @@ std::optional<check::Address> Swarm::address(std::span<const uint8_t> f, bool so
   return std::nullopt;
 }
 
+// All of a frame but addresses on the process's heap, where a communicator keeps segments that it sends in
+// another form: those differ from run to run, and with them the ICRC.
+void Swarm::hash_frame(std::span<const uint8_t> frame) {
+  constexpr uint64_t kArenaEnd = 0x4000'0000'0000;  // what switches count as addresses is far below, too
+  check::WirePacket p;
+  const char* why;
+  const uint8_t* at = nullptr;
+  if (check::read_packet(frame, false, p, why) == check::WireKind::kRoce && p.request() && p.starts()) {
+    const bool segment = p.send() && p.payload.size() >= 64 && (p.payload[3] & 0x80) == 0;
+    at = segment ? p.payload.data() + 48 : p.send() ? nullptr : p.above_psn.data();
+  }
+  if (at == nullptr || check::be32(at) < kArenaEnd >> 32) return judges_.trace.bytes(frame);
+  const auto before = static_cast<size_t>(at - frame.data()), behind = before + 8;
+  judges_.trace.bytes(frame.first(before));
+  judges_.trace.bytes(frame.subspan(behind, frame.size() - behind - 4));
+}
+
 void Swarm::sent(Time at, uint32_t node, uint32_t link, std::span<const uint8_t> frame, Fate fate) {
   judges_.trace.number(static_cast<uint64_t>(at.count()));
   judges_.trace.number(uint64_t{link} << 8 | static_cast<uint64_t>(fate));
-  judges_.trace.bytes(frame);
+  hash_frame(frame);
   if (dump_) {
     static constexpr const char* fates[] = {"", " LOST", " TAIL DROP", " LINK DOWN"};
     dump_(std::to_string(at.count()) + " " + fabric_.link_name(link) + ": " + check::describe_packet(frame) +
@@ -205,6 +228,22 @@ void Swarm::excuse_host(uint16_t host) {
         judges_.outcome.excuse(g.number, {check::kMemberLost, check::kUnreachable, check::kLate}, {r});
 }
 
+// A NIC of the model may have used up its retries after a quarter of a second without an answer.
+void Swarm::excuse_impatient(Time without_answer, std::optional<uint16_t> host) {
+  if (without_answer < milliseconds(200)) return;
+  for (const uint16_t h : plan_.modelled)
+    if (!host || *host == h) excuse_host(h);
+}
+
+// The rank that a fault is about, and those whose hub it ends: what comes of it may be told of all of them.
+std::vector<uint32_t> Swarm::together_with(const Fault& f) const {
+  const GroupPlan& g = plan_.groups[f.target];
+  std::vector<uint32_t> ranks{f.rank};
+  for (uint32_t r = 0; r < g.hosts.size() && g.combine; r++)
+    if (r != f.rank && g.hosts[r] == g.hosts[f.rank]) ranks.push_back(r);
+  return ranks;
+}
+
 void Swarm::excuse_switch(uint16_t s) {
   for (const GroupPlan& g : plan_.groups) {
     // A spine's or another leaf's death cuts members off as well.
@@ -248,6 +287,9 @@ void Swarm::inject(const Fault& f) {
   switch (f.kind) {
     case FaultKind::kCrash:
       return crash(host, until);
+    case FaultKind::kRankCrash:
+      if (!member().die()) injected_[static_cast<size_t>(f.kind)]--;
+      return judges_.outcome.excuse(f.target, {check::kMemberLost, check::kLate}, together_with(f));
     case FaultKind::kSwitchRestart:
     case FaultKind::kSwitchNewMac:
       excuse_switch(sw);
@@ -258,6 +300,7 @@ void Swarm::inject(const Fault& f) {
       [[fallthrough]];
     case FaultKind::kFlap:
     case FaultKind::kTrunkFlap: {
+      excuse_impatient(f.duration, f.kind == FaultKind::kTrunkFlap ? std::nullopt : std::optional(host));
       const uint32_t link =
           f.kind == FaultKind::kTrunkFlap ? 2 * (fabric_.hosts() + f.target) : fabric_.uplink(host);
       n.set_down(link, true), n.set_down(link + 1, true);
@@ -277,6 +320,7 @@ void Swarm::inject(const Fault& f) {
       return n.stall(fabric_.at(sw), until, f.rank == 1);
     case FaultKind::kSwitchStall:
     case FaultKind::kSwitchClockStop:
+      excuse_impatient(f.duration);
       return n.stall(fabric_.at(sw), until, f.kind == FaultKind::kSwitchClockStop);
     case FaultKind::kAbort: {
       judges_.outcome.excuse(f.target, {check::kAborted}, {});
@@ -291,7 +335,7 @@ void Swarm::inject(const Fault& f) {
     }
     case FaultKind::kLocalAbort:
     case FaultKind::kLeave:
-      judges_.outcome.excuse(f.target, {check::kMemberLost, check::kAborted, check::kLate}, {f.rank});
+      judges_.outcome.excuse(f.target, {check::kMemberLost, check::kAborted, check::kLate}, together_with(f));
       return f.kind == FaultKind::kLeave ? member().leave() : member().abort();
     case FaultKind::kMismatch:
       judges_.outcome.excuse(f.target, {check::kMismatch}, {f.rank});
@@ -337,6 +381,9 @@ void Swarm::heal() {
   each([](GroupRun&, Member& m) { m.heal(); });
   for (uint16_t h = 0; h < fabric_.hosts(); h++) restart(h);
   for (const uint16_t h : plan_.eager) fabric_.host(h).set_eager(false);
+  // Who has missed that a switch has another MAC address learns of it. The soft transport asks while it
+  // connects; librdmacm does not, nor does the model.
+  for (const uint16_t h : plan_.modelled) fabric_.host(h).stack().forget();
 }
 
 void Swarm::liveness() {
@@ -389,7 +436,7 @@ void Swarm::epilogue() {
       if (e.queue_pairs() != 0 || e.memory_reserved() != 0 || e.cm_records() != 0) return false;
     }
     for (uint16_t h = 0; h < fabric_.hosts(); h++)
-      if (!fabric_.host(h).nic().idle()) return false;
+      if (!fabric_.host(h).nic().idle() || fabric_.host(h).combines()) return false;
     return true;
   };
   n.run(over, kRestMax);
@@ -405,6 +452,8 @@ void Swarm::epilogue() {
   }
   for (uint16_t h = 0; h < fabric_.hosts(); h++)
     books_.left(now_ns(), "host " + std::to_string(h) + " connections", !fabric_.host(h).nic().idle());
+  for (uint16_t h = 0; h < fabric_.hosts(); h++)
+    books_.left(now_ns(), "host " + std::to_string(h) + " hubs", fabric_.host(h).combines());
   judges_.memory.sweep(now_ns());
   judges_.outcome.finish(now_ns());
   wire_.finish(now_ns(), plan_.has[static_cast<size_t>(FaultKind::kFewFrames)],
@@ -463,7 +512,7 @@ void SwarmStats::add(const SwarmStats& o) {
   runs += o.runs, operations_ok += o.operations_ok, operations_failed += o.operations_failed;
   formed_again += o.formed_again;
   for (size_t k = 0; k < kFaultKinds; k++) seeds_with[k] += o.seeds_with[k], injected[k] += o.injected[k];
-  for (size_t c = 0; c < exact.size(); c++) exact[c] += o.exact[c];
+  exact.add(o.exact);
   sim::add(engine, o.engine);
   sim::add(cm, o.cm);
   for (int i = 0; i < 2; i++) {
@@ -490,7 +539,7 @@ RunResult run_plan(const Plan& plan, Arena& arena, const Dump& dump) {
 
 RunResult run_seed(uint64_t seed, Arena& arena, const NicChooser& nic, const Dump& dump) {
   Plan plan = draw_plan(seed);
-  plan.fabric.nic = nic;
+  if (nic) plan.fabric.nic = nic;
   return run_plan(plan, arena, dump);
 }
 

@@ -15,8 +15,8 @@ struct SwarmCounts {
   std::array<uint64_t, kFaultKinds> seeds_with{};  // runs that had this kind
   std::array<uint64_t, kFaultKinds> injected{};    // frames, or events
   aggregation::Counters engine;
-  roce::CmCounters cm;                                // of switches
-  std::array<uint64_t, check::kBarrier + 1> exact{};  // operations, by collective
+  roce::CmCounters cm;  // of switches
+  ExactCounts exact;
   check::WireCounts wire;
   uint64_t rx_drops = 0, ring_drops = 0, frames_peak = 0;
   Time virtual_time{};
@@ -33,7 +33,7 @@ struct RunResult {
   SwarmStats stats;
 };
 
-// A host's NIC in the swarm, by its number; empty: SoftNic.
+// A host's NIC in the swarm, by its number; empty: what the seed draws.
 using NicChooser = std::function<NicFactory(uint16_t host)>;
 
 // `dump`: is told every frame, as a line.

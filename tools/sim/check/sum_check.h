@@ -1,7 +1,8 @@
 // The exact result: what each rank contributes, and what each must receive by a naive loop. Contributions are
 // chosen so that a sum shows whose part is missing or counted twice: in every second element of a sum rank r
-// gives 2^r, as far as the type holds that exactly. What is only moved (broadcast, all-gather) is random
-// bits, so that whatever comes from another place is recognised.
+// gives 2^r, as far as the type holds that exactly. All contributions and sums are exact in every type and
+// wire form; only averages are rounded, as aggregation/NUMERICS.md has it. What is only moved (broadcast,
+// all-gather) is random bits, so that whatever comes from another place is recognised.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@ namespace millrace::sim::check {
 // The protocol's numbers.
 enum Collective : int { kAllReduce = 1, kReduce, kBroadcast, kReduceScatter, kAllGather, kBarrier };
 
-// An operation of a group. The numbers are the protocol's: types u8 … f64 are 1 … 10, operators sum, prod,
-// min, max, band, bor, bxor 1 … 7; the operator is of no account where nothing is reduced.
+// An operation of a group. The numbers are the protocol's: types u8 … f8e5m2 are 1 … 12, operators sum,
+// prod, min, max, band, bor, bxor, avg 1 … 8; the operator is of no account where nothing is reduced.
 struct Reduction {
   int type = 9, op = 1;
   uint64_t count = 0;  // elements of the whole vector; a multiple of the world where that falls into shards
@@ -24,6 +25,7 @@ struct Reduction {
   uint64_t seed = 1;
   int collective = kAllReduce;
   uint32_t root = 0;
+  bool bfp = false;  // types f16, bf16 and f32 cross the network in block floating point
 
   bool reduces() const {
     return collective == kAllReduce || collective == kReduce || collective == kReduceScatter;

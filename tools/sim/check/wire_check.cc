@@ -14,6 +14,8 @@ constexpr size_t kMadHeader = 24;
 constexpr int64_t kTerminalTurn_ns = 1000000;  // in which a terminal message must go down every queue pair
 // The same where CNPs keep packets back until what is under way is acknowledged, perhaps sent again.
 constexpr int64_t kCongestedTurn_ns = 1000000000;
+constexpr int64_t kRnr_ns = 10000000;       // the longest that a NIC here asks for, and a repeat
+constexpr int64_t kLinger_ns = 2000000000;  // for which what has ended is kept for repeats
 
 uint32_t distance(uint32_t psn, uint32_t from) { return (psn - from) & 0xFFFFFF; }
 
@@ -47,6 +49,18 @@ bool WireCheck::Header::agrees(const Header& o) const {
          offset == o.offset && length == o.length;
 }
 
+// In another form than its type's it is blocks of 64 bytes for 63 elements, of which the last is padded.
+uint32_t WireCheck::Header::wire_bytes() const {
+  return wire_type == type ? length : (length / element_bytes() + 62) / 63 * 64;
+}
+uint32_t WireCheck::Header::wide_bytes() const {
+  return 4 * (wire_type == type ? length / element_bytes() : wire_bytes() / 64 * 63);
+}
+uint32_t WireCheck::Header::element_bytes() const {
+  static constexpr uint32_t bytes[] = {1, 1, 1, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1};
+  return type < 13 ? bytes[type] : 1;
+}
+
 // All-reduce 1, reduce 2, broadcast 3, reduce-scatter 4, all-gather 5, barrier 6.
 uint32_t WireCheck::Header::source(uint32_t world) const {
   return collective == 5 ? static_cast<uint32_t>(offset / std::max<uint64_t>(1, total / world)) : root;
@@ -64,12 +78,13 @@ bool WireCheck::Header::contributes(const std::set<uint32_t>& ranks, uint32_t wo
 std::pair<uint32_t, uint32_t> WireCheck::Header::receives(const std::set<uint32_t>& ranks, uint32_t world,
                                                           uint32_t bytes) const {
   if (ranks.empty()) return {0, 0};
-  if (collective == 4 && wire_type == type && length != 0) {
-    // From the first's shard to the last's.
+  if (collective == 4 && length != 0) {
+    // From the first's shard to the last's, whoever's is between.
     const uint64_t shard = total / world;
     const uint64_t first = std::max(offset, *ranks.begin() * shard);
     const uint64_t behind = std::min(offset + length, (*ranks.rbegin() + 1) * shard);
     if (first >= behind) return {0, 0};
+    if (wire_type != type) return {0, bytes};
     return {static_cast<uint32_t>(first - offset), static_cast<uint32_t>(behind - offset)};
   }
   for (const uint32_t r : ranks) {
@@ -292,7 +307,8 @@ void WireCheck::segment(int64_t at_ns, const WirePacket& p, Stream& s) {
   s.message_at.push_back(static_cast<uint32_t>(s.sent.size() - 1));
   s.headers.push_back(h);
   if (c.started && (!c.ranks.contains(h.rank) || h.header_only() == h.contributes(c.ranks, c.world) ||
-                    (h.header_only() && (h.payload != 0 || !p.only() || p.payload.size() > 64))))
+                    (h.header_only() && (h.payload != 0 || !p.only() || p.payload.size() > 64)) ||
+                    (!h.header_only() && h.payload != (h.flags & 8 ? h.wide_bytes() : h.wire_bytes()))))
     accuse(at_ns, s, "a segment header that is not what its collective asks of the rank");
   if (!c.started)
     accuse(at_ns, s, "a segment was sent before START");
@@ -387,10 +403,7 @@ void WireCheck::result(int64_t at_ns, const WirePacket& p, Connection& c) {
   const Group& g = groups_[{c.sw, {c.group, c.stripe}}];
   if (all_there(at_ns, g, c, c.result_chunk)) {
     const Header& h = c.from_host.headers[segment];
-    // The segment's data is as long as its contributors say, which in a tree may be elsewhere.
-    uint32_t bytes = h.wire_type == h.type ? h.length : 0;
-    if (h.wire_type != h.type)
-      for (const Connection* m : g.members) bytes = std::max(bytes, m->from_host.headers[segment].payload);
+    const uint32_t bytes = h.wire_bytes();
     const auto range = h.receives(c.ranks, c.world, bytes);
     auto begin = [&](uint32_t chunk) { return chunk == 0 ? 0 : chunk * c.mtu - 64; };
     // Chunks with nothing for this member are passed over, but for the last.
@@ -430,30 +443,41 @@ void WireCheck::acknowledgement(int64_t at_ns, const WirePacket& p, bool from_sw
   Stream* mine = find(p.src, p.dst, p.dest_qp);
   if (mine == nullptr) return violations_.add("wire", at_ns, "an acknowledgement to a queue pair of nobody");
   Connection& c = *mine->connection;
+  Stream* s = mine->of_switch ? &c.from_host : &c.from_switch;
   // A late copy of a REQ may have made another connection to the same queue pair of the host's, which cannot
-  // tell its requests apart.
-  Stream& s = mine->of_switch ? c.from_host : *find(c.sw, c.host, c.host_qpn);
-  // How many packets it says have been taken.
-  const int64_t taken = kind == 0 ? distance(p.psn + 1, s.first_psn) : distance(p.psn, s.first_psn);
-  if (taken > static_cast<int64_t>(s.arrived))
-    return accuse(at_ns, s,
-                  "PSN " + std::to_string(p.psn) + " was acknowledged (syndrome " +
-                      std::to_string(p.syndrome) + ") and has not arrived");
-  if (taken < s.acked)
-    accuse(at_ns, s, "an acknowledgement went back, to PSN " + std::to_string(p.psn));
-  else
-    s.acked = taken;
+  // tell its requests apart: it may answer those of either.
+  if (Stream* newest = find(c.sw, c.host, c.host_qpn); !mine->of_switch && !objection(p, *s).empty())
+    s = newest;
+  if (const std::string why = objection(p, *s); !why.empty()) accuse(at_ns, *s, why);
+  const int64_t taken = taken_by(p, *s);
+  if (taken > static_cast<int64_t>(s->arrived)) return;
+  if (taken > s->acked) s->acked = taken, s->acked_at = at_ns;
+  s->rnr_at = kind == 0x20 ? at_ns : -1;
   // The CNP leaves in the turn that takes the marked packet, before its acknowledgement. Later ones may be
   // held back by the rate limit, by the switch's own clock.
-  if (s.marked >= 0 && taken > s.marked) {
+  if (s->marked >= 0 && taken > s->marked) {
     c.mark_ignored |= !c.cnp;
-    s.marked = -1;
+    s->marked = -1;
   }
+}
+
+// How many packets of a stream an acknowledgement says have been taken.
+int64_t WireCheck::taken_by(const WirePacket& p, const Stream& s) {
+  return (p.syndrome & 0xE0) == 0 ? distance(p.psn + 1, s.first_psn) : distance(p.psn, s.first_psn);
+}
+
+// What is wrong with an acknowledgement of a stream; nothing, if it is an empty string.
+std::string WireCheck::objection(const WirePacket& p, const Stream& s) {
+  const int64_t taken = taken_by(p, s);
+  if (taken > static_cast<int64_t>(s.arrived))
+    return "PSN " + std::to_string(p.psn) + " was acknowledged (syndrome " + std::to_string(p.syndrome) +
+           ") and has not arrived";
+  if (taken < s.acked) return "an acknowledgement went back, to PSN " + std::to_string(p.psn);
   const uint32_t messages = taken == 0 ? 0 : s.sent[static_cast<size_t>(taken - 1)].messages;
   if (p.msn != (messages & 0xFFFFFF))
-    accuse(at_ns, s,
-           "MSN " + std::to_string(p.msn) + " with PSN " + std::to_string(p.psn) + ", where " +
-               std::to_string(messages) + " messages were complete");
+    return "MSN " + std::to_string(p.msn) + " with PSN " + std::to_string(p.psn) + ", where " +
+           std::to_string(messages) + " messages were complete";
+  return {};
 }
 
 void WireCheck::arrived(int64_t, std::span<const uint8_t> frame) {
@@ -483,9 +507,17 @@ void WireCheck::finish(int64_t at_ns, bool blocked, bool congestion) {
   for (const auto& [key, g] : groups_) {
     if (g.terminal_at == INT64_MAX) continue;
     for (const Connection* c : g.members) {
+      // A receiver that was not ready is told later.
+      int64_t from = g.terminal_at;
+      if (c->from_switch.rnr_at >= 0) from = std::max(from, c->from_switch.rnr_at + kRnr_ns);
       // Whoever has said so itself need not be told.
-      if (c->goodbye_at <= g.terminal_at || c->has_ended) continue;
-      if (!c->terminal || c->terminal_at > g.terminal_at + turn_ns)
+      if (c->goodbye_at <= from || c->has_ended) continue;
+      if (const Stream& s = c->from_switch; congestion) {
+        from = std::max(from, s.acked < static_cast<int64_t>(s.sent.size()) ? INT64_MAX : s.acked_at);
+        if (!c->terminal && from > g.terminal_at + kLinger_ns) continue;
+        from = std::min(from, g.terminal_at + kLinger_ns);
+      }
+      if (!c->terminal || c->terminal_at > from + turn_ns)
         violations_.add("wire", at_ns,
                         g.name + " ended at " + std::to_string(g.terminal_at) +
                             " ns, but no terminal message went to " + name(*c));

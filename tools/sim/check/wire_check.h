@@ -42,7 +42,8 @@ class WireCheck {
   void expect_trees() { trees_ = true; }
   // At the end of a run. Judges terminal messages and CNPs unless `blocked`: frames were so few that the
   // former may have had to wait and the latter could not be made.
-  // With `congestion`, it may have had to wait for the acknowledgement of what was under way.
+  // With `congestion`, a terminal message may have had to wait for the acknowledgement of what was under way,
+  // or in vain.
   void finish(int64_t at_ns, bool blocked, bool congestion);
   const WireCounts& counts() const { return counts_; }
 
@@ -62,6 +63,11 @@ class WireCheck {
 
     static Header read(std::span<const uint8_t> message);
     bool header_only() const { return flags & 4; }
+    // The segment's data as it crosses the wire.
+    uint32_t wire_bytes() const;
+    // The same of a child's accumulators, where they are wider.
+    uint32_t wide_bytes() const;
+    uint32_t element_bytes() const;
     // What members must agree on.
     bool agrees(const Header& o) const;
     bool same_segment(const Header& o) const { return operation == o.operation && offset == o.offset; }
@@ -87,9 +93,11 @@ class WireCheck {
     uint32_t results_arrived = 0;      // of the switch's: immediates
     uint32_t open = 0;                 // 0: between messages, else the opcode family of the one begun
     uint32_t mtu = 0;
-    int64_t acked = -1;   // the highest acknowledged by the other side
-    int64_t marked = -1;  // of the host's: a packet that arrived with a mark, and once only
-    bool over = false;    // ended by a NAK
+    int64_t acked = -1;    // the highest acknowledged by the other side
+    int64_t acked_at = 0;  // when that last moved on
+    int64_t rnr_at = -1;   // the last RNR NAK, unless there was an acknowledgement since
+    int64_t marked = -1;   // of the host's: a packet that arrived with a mark, and once only
+    bool over = false;     // ended by a NAK
   };
   struct Connection {
     Address host, sw;
@@ -130,6 +138,8 @@ class WireCheck {
   void result(int64_t at_ns, const WirePacket& p, Connection& c);
   bool all_there(int64_t at_ns, const Group& g, Connection& c, uint32_t chunk);
   void acknowledgement(int64_t at_ns, const WirePacket& p, bool from_switch);
+  static int64_t taken_by(const WirePacket& p, const Stream& s);
+  static std::string objection(const WirePacket& p, const Stream& s);
   void accuse(int64_t at_ns, const Stream& s, const std::string& what);
   Stream* find(const Address& src, const Address& dst, uint32_t qpn);
   static std::string name(const Connection& c);

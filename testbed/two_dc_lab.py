@@ -1,0 +1,132 @@
+"""Two datacenters in namespaces: leaf1 with hosts 1 … 3 in one, leaf2 with hosts 4 … 6 in the other, joined by one long
+link. Host 1's transfer crosses it to host 4, whose port at leaf2 is where it collides with what is local there."""
+
+import threading
+import time
+
+from fabric import LINK4, LINK6, Fabric
+from lab import LabError, merge
+from process import run
+
+__all__ = ["DSCP", "LOCAL", "MODES", "QUEUE", "QUEUE_BYTES", "RECEIVER", "SENDER", "Occupancy", "Plan", "TwoDc", "port_of"]
+
+MODES = ("off", "local", "remote")
+SENDER, RECEIVER, LOCAL = 1, 4, (4, 5, 6)
+DSCP = 26
+QUEUE = 3            # of the transfers; the all-reduce keeps to queue 0
+QUEUE_BYTES = 100_000
+POLL_S = 0.02
+
+
+class Plan:
+    """Sizes in bytes, rates in Mb/s. eligible: "all" that is transferred, or "remote": only what comes from the other
+    datacenter. burst_after: when this share of the transfer has arrived. window: packets in flight per flow; the rings
+    between namespaces hold all that the windows of one wire allow, so that only the queue can lose something."""
+
+    def __init__(self, port_mbps=100, link_mbps=200, delay_us=5000, cross_bytes=8 << 20, burst_bytes=1 << 20,
+                 burst_after=0.25, window=32, mtu=4096, all_reduce_bytes=64 << 10, all_reduces=40,
+                 all_reduce_hosts=(1, 2, 3, 4, 5, 6), eligible="all"):
+        self.port_mbps, self.link_mbps, self.delay_us = port_mbps, link_mbps, delay_us
+        self.cross_bytes, self.burst_bytes = cross_bytes, burst_bytes
+        self.burst_after, self.window, self.mtu = burst_after, window, mtu
+        self.all_reduce_hosts = all_reduce_hosts
+        self.all_reduce_bytes, self.all_reduces = all_reduce_bytes, all_reduces
+        self.eligible = eligible
+
+
+class TwoDc(Fabric):
+    """mode: of MODES. The rest: see Fabric."""
+
+    def __init__(self, mode, plan, types=None, **options):
+        super().__init__(leaves=2, hosts_per_leaf=3, spines=0, tree=True, types=types, **options)
+        self.mode, self.plan = mode, plan
+
+    # The network.
+
+    def _join_switches(self):
+        ends = (self.namespace_of("leaf1"), "long1", self.namespace_of("leaf2"), "long2")
+        self._add_wire(*ends)
+        for namespace, device in (ends[:2], ends[2:]):
+            run("ip", "-n", namespace, "link", "set", device, "up")
+
+    def _ports(self, name):
+        number = int(name[-1])
+        return [(f"sw{host}", None) for host in self.hosts_of(number)] + [
+            (f"long{number}", [LINK4.format(1, 1, number - 1) + "/31", LINK6.format(1, 1, number - 1) + "/127"])]
+
+    def _routes(self, name):
+        other = 2 if name == "leaf1" else 1
+        return [{"prefix": f"10.77.{other}.0/24", "via": [LINK4.format(1, 1, other - 1)]},
+                {"prefix": f"fd77:{other}::/64", "via": [LINK6.format(1, 1, other - 1)]}]
+
+    def switch_config(self, name):
+        config = super().switch_config(name)
+        long_port = config["ports"][-1]
+        long_port["impair"] = {"tx": {"delay_us": self.plan.delay_us}}
+        if name == "leaf2":
+            del config["aggregation"]["parent"]  # it is leaf1's
+        return merge(merge(config, self._buffers(name)), self.overrides)
+
+    def _buffers(self, name):
+        plan, spills = self.plan, self.mode != "off"
+        long_port = f"long{name[-1]}"
+        ports = {long_port: {"rate_mbps": plan.link_mbps}}
+        qos = {
+            "PORT": ports,
+            "DSCP_TO_TC_MAP": {"lab": {DSCP: QUEUE}},
+            "PORT_QOS_MAP": {"*": {"dscp_to_tc_map": "lab"}},
+        }
+        if name != "leaf2":
+            return {"qos": qos}
+        hosts = ",".join(f"sw{host}" for host in self.hosts_of(2))
+        ports[hosts] = {"rate_mbps": plan.port_mbps}
+        qos["BUFFER_PROFILE"] = {"lossy": {"static_th": QUEUE_BYTES, "packet_discard_action": "spill"}}
+        qos["BUFFER_QUEUE"] = {f"{hosts}|{QUEUE}": {"profile": "lossy"}}
+        # A machine that is busy stops for longer than any residence that a real switch would allow.
+        spillway = {"enabled": spills, "spill_dscp": [DSCP], "spill_pool_size": "16MiB", "max_residence_ms": 60_000}
+        if plan.eligible == "remote":
+            spillway["spill_src_prefix"] = ["10.77.1.0/24", "fd77:1::/64"]
+        return {"qos": qos, "spillway": spillway}
+
+    # What passes through it.
+
+    def receiver_port(self):
+        return f"sw{RECEIVER}"
+
+    def buffers(self, switch="leaf2"):
+        return self.switch_ask(switch, "buffers")
+
+    def spillway(self, switch="leaf2"):
+        return self.switch_ask(switch, "spillway")
+
+
+def port_of(listing, name):
+    return next(port for port in listing["ports"] if port["name"] == name)
+
+
+class Occupancy(threading.Thread):
+    """Asks leaf2 how full the congested queue and the spillway are, until told to stop: samples of (seconds, bytes in
+    the queue, bytes in the spillway)."""
+
+    def __init__(self, lab):
+        super().__init__(daemon=True)
+        self.lab, self.samples, self.error = lab, [], None
+        self._told = threading.Event()
+        self.began = time.monotonic()
+
+    def run(self):
+        try:
+            while not self._told.wait(POLL_S):
+                self.samples.append(self._sample())
+        except (OSError, LabError, ValueError) as error:
+            self.error = error
+
+    def _sample(self):
+        queue = port_of(self.lab.buffers(), self.lab.receiver_port())["queues"][QUEUE]["bytes"]
+        spillway = self.lab.spillway()
+        resident = port_of(spillway, self.lab.receiver_port())["resident"]["bytes"] if spillway["enabled"] else 0
+        return round(time.monotonic() - self.began, 4), queue, resident
+
+    def stop(self):
+        self._told.set()
+        self.join(15)
