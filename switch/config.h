@@ -37,7 +37,7 @@ struct Config {
   std::optional<buffering::Config> buffers;  // traffic manager and spillway, by `qos`; its ports are these
   std::optional<buffering::RemoteStoreConfig> lenders;  // of memory for the spillway
   uint64_t spill_local = 0;                             // with lenders: bytes that stay here, used first
-  std::optional<CaptureConfig> capture;      // of all ports together
+  std::optional<CaptureConfig> capture;                 // of all ports together
   IdleConfig idle;
   uint32_t frame_count = 16384;
   uint32_t frame_room = 4608;  // bytes, headroom included
