@@ -8,6 +8,7 @@
 
 #include "aggregation/engine.h"
 #include "buffering/config.h"
+#include "buffering/remote_store.h"
 #include "switch/capture.h"
 #include "switch/impair.h"
 #include "switch/l2.h"
@@ -17,9 +18,7 @@ namespace millrace::switching {
 
 struct PortConfig {
   std::string name;
-  std::string device;                                   // DPDK devargs or a PCI address
-  std::optional<buffering::RemoteStoreConfig> lenders;  // of memory for the spillway
-  uint64_t spill_local = 0;                             // with lenders: bytes that stay here, used first
+  std::string device;  // DPDK devargs or a PCI address
   std::optional<CaptureConfig> capture;
   ImpairConfig rx, tx;
 };
@@ -36,7 +35,9 @@ struct Config {
   RoutingConfig routing;  // interfaces: the addresses again, with their subnets
   std::vector<PortConfig> ports;
   std::optional<buffering::Config> buffers;  // traffic manager and spillway, by `qos`; its ports are these
-  std::optional<CaptureConfig> capture;      // of all ports together
+  std::optional<buffering::RemoteStoreConfig> lenders;  // of memory for the spillway
+  uint64_t spill_local = 0;                             // with lenders: bytes that stay here, used first
+  std::optional<CaptureConfig> capture;                 // of all ports together
   IdleConfig idle;
   uint32_t frame_count = 16384;
   uint32_t frame_room = 4608;  // bytes, headroom included

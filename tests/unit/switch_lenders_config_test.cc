@@ -1,6 +1,7 @@
 // `spillway.spill_lenders` and what belongs to it: what is read, and what each mistake is told.
 #include <gtest/gtest.h>
 
+#include "roce/error.h"
 #include "switch/config.h"
 
 namespace millrace::switching {
