@@ -240,16 +240,6 @@ void bound_memory(Config& config) {
   config.engine.memory_limit = most;
 }
 
-// The local store keeps packets in the buffers that they came in: the pool has that many more.
-void add_spill_frames(Config& config) {
-  if (!config.buffers || !config.buffers->spillway.enabled) return;
-  buffering::SpillwayConfig& spillway = config.buffers->spillway;
-  const uint64_t here = config.lenders ? config.spill_local : spillway.pool_size;
-  spillway.frames_max =
-      static_cast<uint32_t>(std::min<uint64_t>((here + config.frame_room - 1) / config.frame_room, 1 << 26));
-  config.frame_count += spillway.frames_max;
-}
-
 }  // namespace
 
 Config parse_config(const std::string& text, const std::string& name) {
@@ -279,7 +269,6 @@ Config parse_config(const std::string& text, const std::string& name) {
     throw Error(ErrorCode::kConfig, name + ":" + std::to_string(e.mark.line + 1) + ": " + e.msg);
   }
   bound_memory(config);
-  add_spill_frames(config);
   return config;
 }
 
