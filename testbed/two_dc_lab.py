@@ -1,17 +1,20 @@
-"""Two datacenters in namespaces: leaf1 with hosts 1 … 3 in one, leaf2 with hosts 4 … 6 in the other, joined by one long
-link. Host 1's transfer crosses it to host 4, whose port at leaf2 is where it collides with what is local there."""
+"""Two datacenters in namespaces: leaf1 with hosts 1 … 4 in one, leaf2 with hosts 5 … 8 in the other, joined by one long
+link. Host 1's transfer crosses it to host 5, whose port at leaf2 is where it collides with what is local there. Host 8
+lends memory."""
 
 import threading
 import time
 
 from fabric import LINK4, LINK6, Fabric
-from lab import LabError, merge
+from lab import LabError, binary, merge
 from process import run
 
-__all__ = ["DSCP", "LOCAL", "MODES", "QUEUE", "QUEUE_BYTES", "RECEIVER", "SENDER", "Occupancy", "Plan", "TwoDc", "port_of"]
+__all__ = ["DSCP", "HOSTS", "LENDER", "LOCAL", "MODES", "QUEUE", "QUEUE_BYTES", "RECEIVER", "SENDER", "Occupancy",
+           "Plan", "TwoDc", "port_of"]
 
 MODES = ("off", "local", "remote")
-SENDER, RECEIVER, LOCAL = 1, 4, (4, 5, 6)
+SENDER, RECEIVER, LOCAL, LENDER = 1, 5, (5, 6, 7), 8
+HOSTS = 8
 DSCP = 26
 QUEUE = 3            # of the transfers; the all-reduce keeps to queue 0
 QUEUE_BYTES = 100_000
@@ -20,25 +23,26 @@ POLL_S = 0.02
 
 class Plan:
     """Sizes in bytes, rates in Mb/s. eligible: "all" that is transferred, or "remote": only what comes from the other
-    datacenter. burst_after: when this share of the transfer has arrived. window: packets in flight per flow; the rings
-    between namespaces hold all that the windows of one wire allow, so that only the queue can lose something."""
+    datacenter. traffic: of guests, see two_dc_rxe.TRAFFIC. burst_after: when this share of the transfer has arrived.
+    window: packets in flight per flow; the rings between namespaces hold all that the windows of one wire allow, so
+    that only the queue can lose something."""
 
     def __init__(self, port_mbps=100, link_mbps=200, delay_us=5000, cross_bytes=8 << 20, burst_bytes=1 << 20,
                  burst_after=0.25, window=32, mtu=4096, all_reduce_bytes=64 << 10, all_reduces=40,
-                 all_reduce_hosts=(1, 2, 3, 4, 5, 6), eligible="all"):
+                 all_reduce_hosts=(1, 2, 3, 5, 6, 7), eligible="all", traffic=None):
         self.port_mbps, self.link_mbps, self.delay_us = port_mbps, link_mbps, delay_us
         self.cross_bytes, self.burst_bytes = cross_bytes, burst_bytes
         self.burst_after, self.window, self.mtu = burst_after, window, mtu
         self.all_reduce_hosts = all_reduce_hosts
         self.all_reduce_bytes, self.all_reduces = all_reduce_bytes, all_reduces
-        self.eligible = eligible
+        self.eligible, self.traffic = eligible, traffic
 
 
 class TwoDc(Fabric):
     """mode: of MODES. The rest: see Fabric."""
 
     def __init__(self, mode, plan, types=None, **options):
-        super().__init__(leaves=2, hosts_per_leaf=3, spines=0, tree=True, types=types, **options)
+        super().__init__(leaves=2, hosts_per_leaf=HOSTS // 2, spines=0, tree=True, types=types, **options)
         self.mode, self.plan = mode, plan
 
     # The network.
@@ -78,7 +82,7 @@ class TwoDc(Fabric):
         }
         if name != "leaf2":
             return {"qos": qos}
-        hosts = ",".join(f"sw{host}" for host in self.hosts_of(2))
+        hosts = ",".join(f"sw{host}" for host in LOCAL)
         ports[hosts] = {"rate_mbps": plan.port_mbps}
         qos["BUFFER_PROFILE"] = {"lossy": {"static_th": QUEUE_BYTES, "packet_discard_action": "spill"}}
         qos["BUFFER_QUEUE"] = {f"{hosts}|{QUEUE}": {"profile": "lossy"}}
@@ -86,7 +90,20 @@ class TwoDc(Fabric):
         spillway = {"enabled": spills, "spill_dscp": [DSCP], "spill_pool_size": "16MiB", "max_residence_ms": 60_000}
         if plan.eligible == "remote":
             spillway["spill_src_prefix"] = ["10.77.1.0/24", "fd77:1::/64"]
+        if self.mode == "remote":
+            # A lender that gets no processor time is not dead.
+            spillway |= {"spill_lenders": [{"address": self.address(LENDER)}], "spill_lender_dead_ms": 30_000}
         return {"qos": qos, "spillway": spillway}
+
+    def start_lender(self):
+        """Until leaf2 has what it lends."""
+        memd = self.start("memd", [binary("millrace-memd"), "--listen", self.address(LENDER), "--size", "16MiB"],
+                          host=LENDER)
+        deadline = time.monotonic() + 60
+        while not [lender for lender in self.spillway()["lenders"] if lender["state"] == "connected"]:
+            if memd.poll() is not None or time.monotonic() > deadline:
+                raise LabError(f"host {LENDER} lends nothing: {memd.stderr().strip() or self.spillway()['lenders']}")
+            time.sleep(0.05)
 
     # What passes through it.
 
@@ -106,7 +123,7 @@ def port_of(listing, name):
 
 class Occupancy(threading.Thread):
     """Asks leaf2 how full the congested queue and the spillway are, until told to stop: samples of (seconds, bytes in
-    the queue, bytes in the spillway)."""
+    the queue, bytes in the spillway, bytes that have left the queue)."""
 
     def __init__(self, lab):
         super().__init__(daemon=True)
@@ -122,11 +139,23 @@ class Occupancy(threading.Thread):
             self.error = error
 
     def _sample(self):
-        queue = port_of(self.lab.buffers(), self.lab.receiver_port())["queues"][QUEUE]["bytes"]
+        queue = port_of(self.lab.buffers(), self.lab.receiver_port())["queues"][QUEUE]
+        asked = time.monotonic()
         spillway = self.lab.spillway()
         resident = port_of(spillway, self.lab.receiver_port())["resident"]["bytes"] if spillway["enabled"] else 0
-        return round(time.monotonic() - self.began, 4), queue, resident
+        return round(asked - self.began, 4), queue["bytes"], resident, queue["sent"]["bytes"]
 
     def stop(self):
         self._told.set()
         self.join(15)
+        if self.error:
+            raise LabError(f"leaf2 stopped answering: {self.error}")
+
+    def mbps_while_spilled(self):
+        """What left the queue while there was something in the spillway: whether draining filled the port. None where
+        there never was for two samples in a row."""
+        seconds = sent = 0
+        for (at, _, resident, left), (later, _, still, left_later) in zip(self.samples, self.samples[1:]):
+            if resident and still:
+                seconds, sent = seconds + later - at, sent + left_later - left
+        return round(8 * sent / seconds / 1e6, 1) if seconds else None

@@ -33,16 +33,16 @@ class Flows:
         lines = self.processes[host].stdout().splitlines(keepends=True)
         return {(event := json.loads(line))["event"]: event for line in lines if line.endswith("\n")}
 
-    def wait_for(self, event, hosts=None):
+    def wait_for(self, event):
+        """Of all hosts; the first that ends instead says why."""
         deadline = time.monotonic() + WAIT_S
-        for host in hosts or self.processes:
-            while event not in self.events(host):
-                code = self.processes[host].poll()
-                if code is not None or time.monotonic() > deadline:
-                    raise LabError(f"host {host}'s millrace-flow "
-                                   + ("never said " + event if code is None else f"ended with {code}")
-                                   + ": " + (self.processes[host].stderr().strip() or "no word"))
-                time.sleep(0.02)
+        while waiting := [host for host in self.processes if event not in self.events(host)]:
+            for host, process in self.processes.items():
+                if process.poll() is not None:
+                    raise LabError(f"host {host}'s millrace-flow ended with {process.poll()}: {process.stderr().strip()}")
+            if time.monotonic() > deadline:
+                raise LabError(f"host {waiting[0]}'s millrace-flow never said {event}")
+            time.sleep(0.02)
 
     def go(self):
         open(self.begin, "w").close()
@@ -80,8 +80,9 @@ def account(reports, pairs):
 
 def drops_of(lab):
     """Packets that leaf2 dropped from the transfers' queues: (for want of room, by the spillway)."""
-    hosts = {f"sw{host}" for host in lab.hosts_of(2)}
-    queues = sum(port["queues"][QUEUE]["dropped"]["packets"] for port in lab.buffers()["ports"] if port["name"] in hosts)
+    hosts = {f"sw{host}" for host in LOCAL}
+    queues = sum(port["queues"][QUEUE]["dropped"]["packets"] for port in lab.buffers()["ports"]
+                 if port["name"] in hosts)
     spillway = lab.spillway()
     if not spillway["enabled"]:
         return queues, 0
@@ -140,10 +141,14 @@ def end_all_reduce(perf):
 def run_mode(mode, plan, name, logs, capture=None):
     """One mode in a lab of its own, by millrace-flow between namespaces: its figures."""
     with TwoDc(mode, plan, name=name, logs=logs, capture=capture) as lab:
+        if mode == "remote":
+            lab.start_lender()
         burst_pairs = [(a, b) for a in LOCAL for b in LOCAL if a != b]
-        # One process per begin: host 4 receives the transfer and is one of the burst's.
-        cross = Flows(lab, "cross", {SENDER: [(RECEIVER, plan.cross_bytes, 0)], RECEIVER: [(SENDER, 0, plan.cross_bytes)]})
-        burst = Flows(lab, "burst", {a: [(b, plan.burst_bytes, plan.burst_bytes) for b in LOCAL if a != b] for a in LOCAL})
+        # One process per begin: host 5 receives the transfer and is one of the burst's.
+        cross = Flows(lab, "cross", {SENDER: [(RECEIVER, plan.cross_bytes, 0)],
+                                     RECEIVER: [(SENDER, 0, plan.cross_bytes)]})
+        burst = Flows(lab, "burst", {a: [(b, plan.burst_bytes, plan.burst_bytes) for b in LOCAL if a != b]
+                                     for a in LOCAL})
         for flows in (cross, burst):
             flows.wait_for("ready")
         perf = begin_all_reduce(lab)
@@ -160,13 +165,13 @@ def run_mode(mode, plan, name, logs, capture=None):
         reports = cross.end() | burst.end()
         told = {"mode": mode, "cross": account(reports, [(SENDER, RECEIVER)]), "burst": account(reports, burst_pairs),
                 "all_reduce": all_reduce, "kernel_drops": cross.kernel_drops + burst.kernel_drops}
+        told["seconds"] = told["cross"]["seconds"]
+        told["naks"] = told["cross"]["naks"] + told["burst"]["naks"]
         return told | figures_of_switch(lab, told, occupancy)
 
 
 def figures_of_switch(lab, told, occupancy):
     queue_drops, spill_drops = drops_of(lab)
-    if occupancy.error:
-        raise LabError(f"leaf2 stopped answering: {occupancy.error}")
     port = port_of(lab.buffers(), lab.receiver_port())["queues"][QUEUE]
     spillway = lab.spillway()
     spill = port_of(spillway, lab.receiver_port()) if spillway["enabled"] else None
@@ -179,4 +184,50 @@ def figures_of_switch(lab, told, occupancy):
             "resident_bytes_max": spill["resident_bytes_max"] if spill else 0,
             "spilled": spill["spilled"] if spill else {"packets": 0, "bytes": 0},
             "drained": spill["drained"] if spill else {"packets": 0, "bytes": 0},
-            "store": spillway.get("store"), "occupancy": occupancy.samples}
+            "store": spillway.get("store"), "lenders": spillway.get("lenders", []),
+            "mbps_while_spilled": occupancy.mbps_while_spilled(), "occupancy": occupancy.samples}
+
+
+def introduction(plan):
+    return [f"host 1 sends {plan.cross_bytes} B to host 5 in the other datacenter, {plan.delay_us / 1000:g} ms away by "
+            f"a link of {plan.link_mbps} Mb/s; ports of {plan.port_mbps} Mb/s there",
+            f"the burst: hosts 5, 6 and 7 send {plan.burst_bytes} B to each other; meanwhile "
+            f"{len(plan.all_reduce_hosts)} hosts sum {plan.all_reduce_bytes} B in the network"]
+
+
+def complaints(run, plan):
+    """What must hold of a run, whatever time it took."""
+    mode, cross, burst = run["mode"], run["cross"], run["burst"]
+    eligible = [cross, burst] if plan.eligible == "all" else [cross]
+    wrong = []
+    if bad := cross["wrong"] + burst["wrong"]:
+        wrong.append(f"{bad} packets with wrong bytes")
+    if run["all_reduce"]["wrong"]:
+        wrong.append(f"{run['all_reduce']['wrong']} wrong sums")
+    naks = sum(flows["naks"] for flows in eligible)
+    if mode == "off":
+        if not run["drops"] or not naks:
+            wrong.append("nothing collided: without spilling, nothing was dropped")
+    else:
+        if run["eligible_drops"]:
+            wrong.append(f"{run['eligible_drops']} eligible packets were dropped")
+        if naks:
+            wrong.append(f"{naks} sequence NAKs for eligible flows")
+        if not run["spilled"]["packets"]:
+            wrong.append("nothing was spilled")
+        if run["spilled"] != run["drained"]:
+            wrong.append(f"{run['spilled']} were spilled and {run['drained']} drained")
+    # The switch's word against the ends': whatever was sent and did not come, it says to have dropped.
+    if (lost := cross["lost"] + burst["lost"]) != run["drops"]:
+        wrong.append(f"{lost} packets were lost, of which leaf2 knows {run['drops']}")
+    return wrong
+
+
+def table_line(run):
+    cross, burst = run["cross"], run["burst"]
+    return (run["mode"], f"{cross['seconds']:.2f}", f"{burst['seconds']:.2f}",
+            f"{1000 * run['all_reduce']['seconds']:.1f}", run["drops"], run["eligible_drops"],
+            run["naks"], f"{cross['retransmitted']} + {burst['retransmitted']}",
+            f"{run['queue_bytes_max'] / 1000:.0f}", f"{run['resident_bytes_max'] / 1000:.0f}",
+            run["mbps_while_spilled"] or "-",
+            cross["wrong"] + burst["wrong"] + run["all_reduce"]["wrong"])

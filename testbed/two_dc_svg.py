@@ -77,5 +77,6 @@ def draw(title, runs, limit_bytes):
         x += 110
     for n, run in enumerate(runs):
         out += panel(TOP + 10 + n * (PANEL + GAP), run, times, amounts, limit_bytes / 1000)
-    out += [text(LEFT + (WIDTH - LEFT - RIGHT) / 2, height - 8, "time since the transfer began (s)", 12, "middle"), "</svg>"]
+    out += [text(LEFT + (WIDTH - LEFT - RIGHT) / 2, height - 8, "time since the transfer began (s)", 12, "middle"),
+            "</svg>"]
     return "\n".join(out) + "\n"

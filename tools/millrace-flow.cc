@@ -251,12 +251,12 @@ roce::Path path_to(host::Resolver& resolver, const IpAddress& peer) {
 
 class Transfers {
  public:
-  explicit Transfers(const Options& options) : options_(options), socket_(options.device, pool_) {
+  Transfers(const Options& options, const std::vector<Connection>& connections)
+      : options_(options), socket_(options.device, pool_) {
     if (options.mtu > socket_.path_mtu_max())
       throw Error(ErrorCode::kUsage, "--mtu " + std::to_string(options.mtu) + ": " + options.device +
                                          " carries at most " + std::to_string(socket_.path_mtu_max()));
-    for (const std::string& text : options.connections) {
-      const Connection c = connection_of(text);
+    for (const Connection& c : connections) {
       flows_.push_back(
           std::make_unique<Flow>(options, c, path_to(socket_.resolver(), c.peer), pool_, clock_now()));
     }
@@ -377,7 +377,9 @@ int main(int argc, char** argv) {
     if (uint64_t{o.message} > uint64_t{o.window} * o.mtu)
       throw Error(ErrorCode::kUsage,
                   "--message: a message must fit the window, as only its end asks to be acknowledged");
-    return Transfers(o).run();
+    std::vector<Connection> connections;
+    for (const std::string& text : o.connections) connections.push_back(connection_of(text));
+    return Transfers(o, connections).run();
   } catch (const Error& e) {
     std::fprintf(stderr, "millrace-flow: %s\n", e.what());
     return e.code() == ErrorCode::kUsage ? 2 : 1;
