@@ -25,6 +25,7 @@ constexpr bool has_shards(Collective c) {
 // A segment of an operation, as all members agree on it. Bytes are of the result, but for `payload`.
 struct SegmentShape {
   Collective collective = Collective::kAllReduce;
+  ReduceOp op = ReduceOp::kNone;
   DataType type = DataType::kU8, wire = DataType::kU8;
   uint16_t world = 1, root = 0;
   uint64_t total = 0, offset = 0;
@@ -45,7 +46,9 @@ struct SegmentShape {
     return length != 0 && (reduces(collective) || ranks.contains(source()));
   }
   // What members that stand for several ranks send of them: accumulators, where those are wide.
-  bool partial_is_wide() const { return reduces(collective) && length != 0 && is_wide(wire); }
+  bool partial_is_wide() const {
+    return reduces(collective) && length != 0 && accumulates_wide(type, op, wire);
+  }
   uint32_t partial_bytes() const {
     return partial_is_wide() ? static_cast<uint32_t>(wide_elements(wire, payload) * sizeof(float)) : payload;
   }

@@ -149,6 +149,10 @@ bool is_wide(DataType type) noexcept {
   return row != nullptr && row->wide;
 }
 
+bool accumulates_wide(DataType type, ReduceOp op, DataType wire) noexcept {
+  return is_wide(wire) && !(wire == type && (op == ReduceOp::kMin || op == ReduceOp::kMax));
+}
+
 bool wire_supported(DataType type, ReduceOp op, DataType wire) noexcept {
   if (wire == type) return supported(type, op);
   const auto bit = static_cast<unsigned>(op);

@@ -49,8 +49,12 @@ std::optional<ReduceOp> parse_reduce_op(std::string_view text) noexcept;
 // Whether this version can reduce that type with that operator; false for unknown codes.
 bool supported(DataType type, ReduceOp op) noexcept;
 
-// Whether the type's elements are accumulated in f32 and rounded once, at the end.
+// Whether the type's elements are accumulated in f32 and rounded once, at the end: sums, products, averages.
 bool is_wide(DataType type) noexcept;
+
+// The same of an operation on elements of `type` that travel as `wire`: the least and the greatest of numbers
+// of a type are numbers of it, and need no more room. Blocks of bfp8 have to be rounded anew all the same.
+bool accumulates_wide(DataType type, ReduceOp op, DataType wire) noexcept;
 
 // Whether results depend on the order in which contributions are combined: floating-point sums and products.
 bool order_matters(DataType type, ReduceOp op) noexcept;

@@ -102,7 +102,7 @@ bool Engine::Impl::open_slot(Group& g, uint8_t stripe, SegmentSlot& slot, const 
   }
   if (!reduces(slot.shape.collective) || slot.shape.length == 0) return true;
   slot.reducer = Reducer::get(slot.shape.type, op, slot.shape.wire);
-  slot.wide = is_wide(slot.shape.wire);
+  slot.wide = accumulates_wide(slot.shape.type, op, slot.shape.wire);
   slot.hold = in_order_of_ranks(h);
   if (!slot.hold) return true;
   Stripe& s = g.stripe[stripe];

@@ -311,6 +311,7 @@ ControlMessage decode_control_message(std::span<const uint8_t> bytes) {
 SegmentShape shape(const SegmentHeader& h, uint16_t world) noexcept {
   SegmentShape s;
   s.collective = static_cast<Collective>(h.collective);
+  s.op = static_cast<ReduceOp>(h.op);
   s.type = static_cast<DataType>(h.type);
   s.wire = static_cast<DataType>(h.wire_type);
   s.world = world;

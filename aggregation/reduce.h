@@ -41,7 +41,7 @@ class Reducer {
   // For elements that travel as `wire`. Precondition: wire_supported(type, op, wire).
   static Reducer get(DataType type, ReduceOp op, DataType wire) noexcept;
 
-  // acc = acc (op) in, element by element. Only types that are not wide.
+  // acc = acc (op) in, element by element. Only where accumulates_wide() is false.
   void accumulate(uint8_t* acc, const uint8_t* in, size_t bytes) const {
     assert(kernels_ != nullptr && kernels_->accumulate != nullptr);
     assert(disjoint(acc, bytes, in, bytes));

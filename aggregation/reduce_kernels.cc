@@ -119,9 +119,12 @@ const Kernels* in_kind() {
   return &kKernels;
 }
 
-template <DataType kType, class Format, class Op, Finish kFinish = nullptr>
+using Accumulate = void (*)(uint8_t* acc, const uint8_t* in, size_t bytes);
+
+template <DataType kType, class Format, class Op, Finish kFinish = nullptr, Accumulate kInKind = nullptr>
 const Kernels* wide() {
-  static constexpr Kernels kKernels = {.widen = &widen_into<Format, First>,
+  static constexpr Kernels kKernels = {.accumulate = kInKind,
+                                       .widen = &widen_into<Format, First>,
                                        .accumulate_wide = &widen_into<Format, Further<Op>>,
                                        .narrow = &narrow<Format>,
                                        .combine = &accumulate<float, Op>,
@@ -185,15 +188,16 @@ const Kernels* floating(ReduceOp op) {
 
 template <DataType kType, class Format>
 const Kernels* widened(ReduceOp op) {
+  using Lane = hwy::MakeSigned<typename Format::Bits>;
   switch (op) {
     case ReduceOp::kSum:
       return wide<kType, Format, Sum>();
     case ReduceOp::kProd:
       return wide<kType, Format, Prod>();
     case ReduceOp::kMin:
-      return wide<kType, Format, Min>();
+      return wide<kType, Format, Min, nullptr, &accumulate<Lane, Extreme<Format, false>>>();
     case ReduceOp::kMax:
-      return wide<kType, Format, Max>();
+      return wide<kType, Format, Max, nullptr, &accumulate<Lane, Extreme<Format, true>>>();
     case ReduceOp::kAvg:
       return wide<kType, Format, Sum, &divide<float>>();
     default:

@@ -12,7 +12,7 @@ namespace millrace::aggregation {
 // `bytes` is always that of the elements as they are on the wire, but for `combine` and for the `finish` of
 // wide types, where it is that of the f32 accumulators.
 struct Kernels {
-  // Types reduced in kind have only this, wide ones only the next four.
+  // Types reduced in kind have only this, wide ones the next four; of these, minima and maxima have both.
   void (*accumulate)(uint8_t* acc, const uint8_t* in, size_t bytes);
   void (*widen)(float* wide, const uint8_t* in, size_t bytes);
   void (*accumulate_wide)(float* wide, const uint8_t* in, size_t bytes);

@@ -141,8 +141,26 @@ HWY_INLINE hn::Vec<U32<DF>> rounded_magnitude(DF df, hn::Vec<U32<DF>> magnitude)
   return hn::IfThenElse(is_normal, normal, subnormal);
 }
 
+// The least or the greatest in kind, by codes as signed integers: magnitudes are in order, and with those of
+// negative numbers turned round all are, −0 below +0.
+template <class Format, bool kMax>
+struct Extreme {
+  template <class D, class V>
+  static HWY_INLINE V apply(D d, V a, V b) {
+    using T = hn::TFromD<D>;
+    const V magnitude = hn::Set(d, hwy::LimitsMax<T>()), last = hn::Set(d, T{Format::kGreatest});
+    const auto is_nan = hn::Or(hn::Gt(hn::And(a, magnitude), last), hn::Gt(hn::And(b, magnitude), last));
+    const V a_place = hn::Xor(a, hn::And(hn::BroadcastSignBit(a), magnitude));
+    const V b_place = hn::Xor(b, hn::And(hn::BroadcastSignBit(b), magnitude));
+    const auto takes_a = kMax ? hn::Gt(a_place, b_place) : hn::Gt(b_place, a_place);
+    return hn::IfThenElse(is_nan, hn::Set(d, T{Format::kNan}), hn::IfThenElse(takes_a, a, b));
+  }
+};
+
+// kGreatest: the code behind which there are only NaNs.
 struct Bf16 {
   using Bits = uint16_t;
+  static constexpr int16_t kGreatest = 0x7f80, kNan = 0x7fc0;
 
   template <class DF>
   static HWY_INLINE hn::Vec<DF> widen(DF df, hn::Vec<hn::Rebind<uint16_t, DF>> bits16) {
@@ -164,6 +182,7 @@ struct Bf16 {
 
 struct F16 {
   using Bits = uint16_t;
+  static constexpr int16_t kGreatest = 0x7c00, kNan = 0x7e00;
 
   template <class DF>
   static HWY_INLINE hn::Vec<DF> widen(DF df, hn::Vec<hn::Rebind<uint16_t, DF>> bits16) {
@@ -204,6 +223,7 @@ struct F16 {
 // IEEE-like, and the upper half of an f16, which is the way up; down it must not round twice.
 struct F8E5M2 {
   using Bits = uint8_t;
+  static constexpr int8_t kGreatest = 0x7c, kNan = 0x7e;
 
   template <class DF>
   static HWY_INLINE hn::Vec<DF> widen(DF df, hn::Vec<hn::Rebind<uint8_t, DF>> bits8) {
@@ -223,6 +243,7 @@ struct F8E5M2 {
 // No infinities: the one code past 448 is NaN, so whatever is rounded beyond 448 is NaN.
 struct F8E4M3 {
   using Bits = uint8_t;
+  static constexpr int8_t kGreatest = 0x7e, kNan = 0x7f;
 
   // With its mantissa where f16 has its own, an element is an f16 of exponent bias 15 instead of 7: 2^-8 of
   // itself, subnormals included.

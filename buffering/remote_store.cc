@@ -455,6 +455,7 @@ bool RemoteStore::receive(const roce::Packet& p, Time now, FrameList& out) noexc
     a.work = true;
     switch (l->qp->receive(p, now)) {
       case roce::Reception::kResponse:
+        if (p.ecn_ce()) l->qp->send_cnp(a.pool, now, out);
         a.complete(*l);
         if (l->qp->requester().failed())
           a.part(*l,

@@ -1,7 +1,9 @@
 #include "host/kernel_resolver.h"
 
 #include <libmnl/libmnl.h>
+#include <linux/ethtool.h>
 #include <linux/rtnetlink.h>
+#include <linux/sockios.h>
 #include <net/if.h>
 #include <net/if_arp.h>
 #include <netinet/in.h>
@@ -76,6 +78,18 @@ int exchange(mnl_socket* socket, nlmsghdr* request, uint32_t sequence, mnl_cb_t 
   }
 }
 
+// bit/s, as the driver tells ethtool; 0 where it does not.
+uint64_t link_speed(int socket, const std::string& device) {
+  ethtool_cmd command{};
+  command.cmd = ETHTOOL_GSET;
+  ifreq request{};
+  device.copy(request.ifr_name, IFNAMSIZ - 1);
+  request.ifr_data = reinterpret_cast<char*>(&command);
+  if (ioctl(socket, SIOCETHTOOL, &request) < 0) return 0;
+  const uint32_t megabits = ethtool_cmd_speed(&command);
+  return megabits == static_cast<uint32_t>(SPEED_UNKNOWN) ? 0 : megabits * uint64_t{1'000'000};
+}
+
 }  // namespace
 
 Interface query_interface(const std::string& device) {
@@ -104,6 +118,7 @@ Interface query_interface(const std::string& device) {
   std::memcpy(result.mac.bytes.data(), hardware.ifr_hwaddr.sa_data, 6);
   if (!(ask(SIOCGIFFLAGS).ifr_flags & IFF_UP))
     throw Error(ErrorCode::kNoDevice, device + " is down: ip link set " + device + " up");
+  result.speed = link_speed(socket.get(), device);
   return result;
 }
 

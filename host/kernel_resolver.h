@@ -19,6 +19,7 @@ struct Interface {
   int index = 0;
   uint32_t mtu = 0;
   MacAddress mac;
+  uint64_t speed = 0;  // bit/s; 0: it does not say
 };
 // Throws millrace::Error when there is no such interface, it is no Ethernet interface, or it is down.
 Interface query_interface(const std::string& device);

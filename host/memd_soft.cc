@@ -190,6 +190,7 @@ void SoftLender::receive(Frame frame, Time now, FrameList& out) {
   switch (r) {
     case roce::Reception::kNewRequest:
     case roce::Reception::kReadAgain:
+      if (p.ecn_ce()) l.qp.send_cnp(pool_, now, out);
       serve(l, p, r == roce::Reception::kReadAgain, now, out);
       break;
     case roce::Reception::kDuplicate:

@@ -6,10 +6,11 @@ namespace millrace::host {
 
 namespace {
 
-SoftConfig config(uint64_t ca_guid, uint64_t seed) {
+SoftConfig config(uint64_t ca_guid, uint64_t seed, uint64_t speed) {
   SoftConfig c;
   c.ca_guid = ca_guid;
   c.seed = seed;
+  if (speed != 0) c.line_rate = speed;
   return c;
 }
 
@@ -17,7 +18,7 @@ SoftConfig config(uint64_t ca_guid, uint64_t seed) {
 
 SoftEndpoint::SoftEndpoint(const std::string& device, uint64_t ca_guid, uint64_t seed)
     : socket_(device, pool_),
-      engine_(config(ca_guid, seed), pool_, socket_.resolver()),
+      engine_(config(ca_guid, seed, socket_.speed()), pool_, socket_.resolver()),
       text_("soft on " + device + " (RoCE path MTU up to " + std::to_string(socket_.path_mtu_max()) + ")") {}
 
 bool SoftEndpoint::receive(Time now) {

@@ -49,6 +49,7 @@ class SoftSocket {
 
   const std::string& device() const { return device_; }
   uint32_t path_mtu_max() const { return path_mtu_max_; }
+  uint64_t speed() const { return interface_.speed; }  // bit/s; 0: unknown
   Resolver& resolver() { return resolver_; }
   const Counters& counters() const { return counters_; }
   // Packets that the kernel had no room for in the receive buffer, since the last call.

@@ -40,6 +40,7 @@ struct Config {
   std::optional<CaptureConfig> capture;                 // of all ports together
   IdleConfig idle;
   uint32_t frame_count = 16384;
+  uint32_t spill_frames = 0;   // beyond frame_count, for what is spilled and stays here
   uint32_t frame_room = 4608;  // bytes, headroom included
   std::vector<std::string> eal;
   std::optional<uint32_t> lcore;             // CPU that the worker is pinned to

@@ -41,13 +41,16 @@ void read_lenders(YamlMap& map, Config& config) {
     remote.lenders.push_back(lender);
   });
   const bool any = !remote.lenders.empty();
-  for (const char* key :
-       {"spill_local_size", "spill_lender_size", "spill_lender_reads", "spill_lender_dead_ms"})
+  for (const char* key : {"spill_local_size", "spill_lender_size", "spill_lender_reads",
+                          "spill_lender_dead_ms", "spill_lender_dscp"})
     if (!any && map.get(key).IsDefined()) map.fail(key, "there is nobody in spill_lenders");
   map.size("spill_local_size", 1 << 16, config.buffers->spillway.pool_size, config.spill_local);
   map.size("spill_lender_size", 1 << 16, kBytesMax, remote.bytes_wanted);
   map.number("spill_lender_reads", 1, 128, remote.reads_max);
   map.duration("spill_lender_dead_ms", std::chrono::milliseconds(1), 10, 60'000, remote.peer_dead);
+  uint32_t dscp = 0;
+  map.number("spill_lender_dscp", 0, 63, dscp);
+  remote.tos = static_cast<uint8_t>(dscp << 2 | 2);  // ECT(0): a switch in between may mark it
   if (!any) return;
   remote.mtu = config.engine.mtu;
   remote.slot_bytes = (config.buffers->mtu + 63) / 64 * 64;

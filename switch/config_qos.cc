@@ -21,6 +21,7 @@ constexpr uint64_t kMegabit = 1'000'000;
 constexpr uint64_t kSpeedMax = 1'600'000;  // Mb/s
 constexpr uint64_t kBytesMax = 1ull << 40;
 constexpr size_t kNamesMax = 256;  // of one table
+constexpr uint64_t kFramesMax = 1 << 24;
 
 template <typename T>
 using Named = std::map<std::string, T>;
@@ -454,6 +455,43 @@ void read_prefixes(YamlMap& map, buffering::SpillwayConfig& spillway) {
   }
 }
 
+// What stays in the switch stays in the buffers that it came in, one for each packet, which the pool gets on
+// top of frames.count: as many as hold packets of full length.
+void read_spill_frames(YamlMap& map, Config& config) {
+  buffering::SpillwayConfig& s = config.buffers->spillway;
+  const uint64_t here = config.lenders ? config.spill_local : s.pool_size;
+  const uint64_t needed = (here + config.buffers->mtu - 1) / config.buffers->mtu;
+  if (needed > kFramesMax && !map.get("spill_frames_max").IsDefined())
+    map.fail(config.lenders ? "spill_local_size" : "spill_pool_size",
+             "needs " + std::to_string(needed) + " buffers of the frame pool, more than " +
+                 std::to_string(kFramesMax));
+  s.frames_max = static_cast<uint32_t>(std::min(needed, kFramesMax));
+  map.number("spill_frames_max", 64, kFramesMax, s.frames_max);
+  if (s.enabled && here != 0) config.spill_frames = s.frames_max;
+}
+
+void check_spilling_queues(YamlMap& map, const Config& config) {
+  const buffering::SpillwayConfig& s = config.buffers->spillway;
+  const uint64_t frame = config.buffers->mtu;
+  bool spills = false;
+  for (size_t i = 0; i < config.ports.size(); i++)
+    for (size_t c = 0; c < kClasses; c++) {
+      const buffering::QueueConfig& queue = config.buffers->ports[i].queues[c];
+      if (!queue.profile.spill) continue;
+      spills = true;
+      if (s.drain_off == 0 && queue.wred && queue.wred->min_threshold < frame)
+        map.fail_at(map.node(), map.path_of("drain_off_bytes") + ": missing: queue " + std::to_string(c) +
+                                    " of " + config.ports[i].name +
+                                    " spills and its WRED profile begins at " +
+                                    std::to_string(queue.wred->min_threshold) +
+                                    " bytes, less than a frame of " + std::to_string(frame));
+    }
+  if (s.enabled && !spills)
+    map.fail_at(map.node(),
+                map.path_of("spill_dscp") +
+                    ": no queue spills: give one a BUFFER_PROFILE with packet_discard_action: spill");
+}
+
 }  // namespace
 
 void read_qos(YamlMap& top, Config& config) {
@@ -501,24 +539,9 @@ void read_spillway(YamlMap& top, Config& config) {
   s.mark_ce = boolean(map, "spill_mark_ce", s.mark_ce);
   map.duration("max_residence_ms", milliseconds(1), 1, 3'600'000, s.max_residence);
   read_lenders(map, config);
+  read_spill_frames(map, config);
   map.finish();
-  bool spills = false;
-  for (size_t i = 0; i < config.ports.size(); i++)
-    for (size_t c = 0; c < kClasses; c++) {
-      const buffering::QueueConfig& queue = config.buffers->ports[i].queues[c];
-      if (!queue.profile.spill) continue;
-      spills = true;
-      if (s.drain_off == 0 && queue.wred && queue.wred->min_threshold < frame)
-        map.fail_at(map.node(), map.path_of("drain_off_bytes") + ": missing: queue " + std::to_string(c) +
-                                    " of " + config.ports[i].name +
-                                    " spills and its WRED profile begins at " +
-                                    std::to_string(queue.wred->min_threshold) +
-                                    " bytes, less than a frame of " + std::to_string(frame));
-    }
-  if (s.enabled && !spills)
-    map.fail_at(map.node(),
-                map.path_of("spill_dscp") +
-                    ": no queue spills: give one a BUFFER_PROFILE with packet_discard_action: spill");
+  check_spilling_queues(map, config);
 }
 
 }  // namespace millrace::switching

@@ -95,7 +95,7 @@ std::vector<std::string> eal_arguments(const Config& config) {
   bool huge = !given({"--no-huge"});
   if (huge && !given({"-m", "--socket-mem"})) {
     // Frames, their bookkeeping, and room for what the devices and DPDK itself need.
-    const uint64_t frames = uint64_t{config.frame_count} * (config.frame_room + 512u);
+    const uint64_t frames = (uint64_t{config.frame_count} + config.spill_frames) * (config.frame_room + 512u);
     const std::string megabytes = std::to_string((frames >> 20) + 128);
     huge = hugepages_free();
     if (!huge) {
@@ -157,7 +157,7 @@ void run(const Config& config) {
   cpu_set_t all_cpus;
   sched_getaffinity(0, sizeof(all_cpus), &all_cpus);
   Eal eal(config);
-  MbufPool pool(config.frame_count, config.frame_room);
+  MbufPool pool(config.frame_count + config.spill_frames, config.frame_room);
 
   // Threads inherit the affinity of the one that starts them; only the worker is to be pinned.
   cpu_set_t worker_cpus;

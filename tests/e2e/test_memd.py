@@ -13,7 +13,7 @@ import e2e
 sys.path.insert(0, os.path.join(e2e.ROOT, "testbed"))
 from network import NAMESPACE, RXE_GUEST, Network  # noqa: E402
 
-BUDGET_S = 120
+BUDGET_S = 200
 BORROWER, GUEST, OTHER = 1, 2, 3
 
 
@@ -198,6 +198,75 @@ class Verbs(MemdTest):
         store.signal(signal.SIGTERM)
         end = self.assert_all_back(store, lost)
         self.assertEqual(end["lenders"][1]["lost"], 0)
+
+
+class SwitchTest(e2e.LabTest):
+    """A switch whose port to host 2 is slow and whose spillway lives in what host 3 lends."""
+    SENDER, RECEIVER, LENDER = 1, 2, 3
+    COUNT, RATE_MBPS = 1000, 10  # the burst comes at some 44 Mb/s
+
+    def start(self, kind):
+        overrides = {
+            "addresses": [Network.switch_address() + "/24", Network.switch_address(ipv6=True) + "/64"],
+            "qos": {"PORT": {f"p{self.RECEIVER}": {"rate_mbps": self.RATE_MBPS}},
+                    "BUFFER_PROFILE": {"spilling": {"static_th": "64KiB", "packet_discard_action": "spill"}},
+                    "BUFFER_QUEUE": {f"p{self.RECEIVER}|0": {"profile": "spilling"}}},
+            "spillway": {"spill_dscp": [10], "max_residence_ms": 30000, "spill_mark_ce": False,
+                         "spill_lenders": [{"address": Network.address(self.LENDER)}],
+                         "spill_lender_dead_ms": 5000}}
+        lab = self.enterContext(self.lab(hosts=[NAMESPACE, NAMESPACE, kind], overrides=overrides))
+        memd = lab.start("memd", [e2e.binary("millrace-memd"), "--listen", lab.address(self.LENDER), "--size", "8MiB",
+                                  "--json", "--status", "0.5"], host=self.LENDER)
+        self.wait_for(lambda: self.lender(lab)["state"] == "connected", 60, "a lease")
+        return lab, memd
+
+    @staticmethod
+    def lender(lab):
+        return lab.ask("spillway")["lenders"][0]
+
+    def burst(self, lab, name, count):
+        """A burst at the slow port; what came of it."""
+        tool = ["/usr/bin/python3", os.path.join(e2e.ROOT, "tests/e2e/burst.py")]
+        receiver = lab.start(f"receive-{name}", [*tool, "receive", "--count", count], host=self.RECEIVER)
+        self.wait_for(receiver.stdout, 10, "a receiver")
+        lab.run(self.RECEIVER, "ping", "-c", "1", lab.address(self.SENDER))  # so that its port is learned
+        lab.run(self.SENDER, *tool, "send", "--count", str(count), "--source", lab.address(self.SENDER),
+                "--destination", lab.address(self.RECEIVER), "--destination-mac", lab.mac(self.RECEIVER))
+        self.assertEqual(receiver.wait(90), 0, receiver.stderr())
+        return json.loads(receiver.stdout().splitlines()[-1])
+
+    def assert_all_in_order(self, lab, got, count, before=0):
+        spillway = lab.ask("spillway")
+        self.assertEqual(got, {"received": count, "distinct": count, "wrong": 0, "disordered": 0}, spillway)
+        lender = spillway["lenders"][0]
+        self.assertGreater(lender["written"] - before, count // 2)
+        self.assertEqual((lender["read"], lender["lost"], lender["held"]), (lender["written"], 0, 0))
+        self.assertEqual(spillway["all"]["drained"]["packets"], lender["written"])
+        return lender["written"]
+
+    def test_what_does_not_fit_goes_to_the_lender_and_comes_back_in_order(self):
+        lab, memd = self.start(NAMESPACE)
+        self.assert_all_in_order(lab, self.burst(lab, "soft", self.COUNT), self.COUNT)
+        lease = lines(memd)[-1]["leases"][0]
+        self.assertEqual(lease["switch"], lab.switch_address())
+        # A lease ends with the switch, and the switch does not wait for long.
+        lab.stop_switch()
+        self.wait_for(lambda: lines(memd)[-1]["leases_ended"] == 1, 10, "the lease's end")
+        self.assertEqual(memd.stop(), 0, memd.stderr())
+
+    def test_a_stopped_lender_serves_the_spillway(self):
+        # Bar 7 with the switch: the lender's process has no part in it.
+        lab, memd = self.start(RXE_GUEST)
+        self.assertRegex(lines(memd)[0]["transport"], "^verbs on rxe0")
+        written = self.assert_all_in_order(lab, self.burst(lab, "running", 400), 400)
+        memd.signal(signal.SIGSTOP)
+        state = lab.guests[self.LENDER].sh(f"cat /proc/{memd.pid}/status")[1]
+        self.assertRegex(state, re.compile(r"^State:\s+T", re.MULTILINE))
+        self.assert_all_in_order(lab, self.burst(lab, "stopped", 400), 400, before=written)
+        memd.signal(signal.SIGCONT)
+        lab.stop_switch()
+        self.wait_for(lambda: lines(memd)[-1]["leases_ended"] == 1, 20, "the lease's end")
+        self.assertEqual(memd.stop(), 0, memd.stderr())
 
 
 if __name__ == "__main__":

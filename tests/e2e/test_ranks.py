@@ -124,6 +124,8 @@ class Links(e2e.LabTest):
     def test_narrow_types_go_up_as_f32(self):
         # Half as much as four ranks' own would be; a partial sum in bf16 would be rounded twice.
         self.compare("-d", "bf16", sent=2.2)
+        # The greatest of numbers of a type is one of them.
+        self.compare("-d", "bf16", "-o", "max")
 
 
 class Ends(e2e.LabTest):

@@ -95,13 +95,13 @@ class Tree(e2e.LabTest):
                    "--sizes", SIZES, hosts=(1, 1, 5, 2, 5))
         self.assert_no_group_is_left(self.fabric.switch_names)
 
-    def bytes_of(self, kind):
-        """(sent, received) of a host's link and of a leaf's uplink, the most of each, for sums of a type."""
+    def bytes_of(self, kind, op="sum"):
+        """(sent, received) of a host's link and of a leaf's uplink, the most of each, for a type."""
         def now():
             return ([self.fabric.link_bytes(host) for host in range(1, 9)],
                     [self.fabric.uplink_bytes(leaf) for leaf in (1, 2)])
         before = now()
-        self.exact("--sizes", "4M", "--type", kind)
+        self.exact("--sizes", "4M", "--type", kind, "--op", op)
         return [tuple(max(after[way] - then[way] for after, then in zip(*links)) for way in (0, 1))
                 for links in zip(now(), before)]
 
@@ -117,6 +117,9 @@ class Tree(e2e.LabTest):
         self.assertGreater(uplink[0], 1.8 * host[0])
         self.assertLess(uplink[0], 2.2 * host[0])
         self.assertLess(uplink[1], 1.1 * host[1])
+        # Minima and maxima go up as they are.
+        host, uplink = self.bytes_of("bf16", "max")
+        self.assertLess(uplink[0], 1.1 * host[0])
 
     # Failures.
 

@@ -15,7 +15,7 @@ import pairwise
 from lab import RXE_GUEST
 from test_collectives import kinds
 
-BUDGET_S = 240
+BUDGET_S = 300
 
 NONE = "none"
 INTEGERS = ("u8", "i8", "i32", "u32", "i64", "u64")

@@ -142,8 +142,8 @@ TEST(Tree, TheRootIsTheLowestSwitchWhereAllRanksAre) {
   tree.expect_nothing_left();
 }
 
-// A leaf's uplink carries what one host's link does, whatever the number of its hosts; accumulators are twice
-// as wide as bf16.
+// A leaf's uplink carries what one host's link does, whatever the number of its hosts; accumulators of sums
+// are twice as wide as bf16, those of maxima are not.
 TEST(Tree, AnUplinkCarriesOneContribution) {
   FabricConfig f = fabric_of({16, 2, 1, false, false});
   f.engine.mtu = 4096;
@@ -152,7 +152,9 @@ TEST(Tree, AnUplinkCarriesOneContribution) {
   ASSERT_TRUE(tree.start());
   const uint32_t trunk_up = 2 * f.hosts,
                  trunk_down = trunk_up + 1;  // of leaf 0: wires are made in this order
-  for (const DataType type : {DataType::kF32, DataType::kBf16}) {
+  for (const auto& [type, op, wide] : {std::tuple{DataType::kF32, ReduceOp::kSum, 1.0},
+                                       {DataType::kBf16, ReduceOp::kSum, 2.0},
+                                       {DataType::kBf16, ReduceOp::kMax, 1.0}}) {
     auto bytes = [&](uint32_t link) {
       return static_cast<double>(tree.fabric().network().stats(link).bytes);
     };
@@ -160,10 +162,10 @@ TEST(Tree, AnUplinkCarriesOneContribution) {
     Job job;
     job.count = (4 << 20) / aggregation::element_bytes(type);
     job.type = type;
+    job.op = op;
     tree.run_job(job);
     if (HasFatalFailure()) return;
     const double host = bytes(tree.fabric().uplink(0)) - before[0];
-    const double wide = type == DataType::kF32 ? 1 : 2;
     EXPECT_NEAR((bytes(trunk_up) - before[1]) / host, wide, 0.03);
     EXPECT_NEAR((bytes(trunk_down) - before[2]) / host, 1, 0.03);
   }

@@ -86,6 +86,13 @@ struct Rig {
                               [&](auto& s) { return config.lenders[index(s.get())].address == p.dst_ip; }) -
                  servers.begin();
       ASSERT_LT(server, servers.size());
+      cnps[to_store] += p.opcode() == roce::Opcode::kCnp;
+      if (marking && p.opcode() != roce::Opcode::kCnp && p.dest_qp() != kGsiQpn) {
+        bytes[15] |= 3;  // CE, and the header's checksum anew
+        bytes[24] = bytes[25] = 0;
+        const uint16_t sum = roce::internet_checksum(std::span(bytes).subspan(14, 20));
+        bytes[24] = static_cast<uint8_t>(sum >> 8), bytes[25] = static_cast<uint8_t>(sum);
+      }
       if (dice(100) < loss || !servers[server]->alive) continue;
       const uint32_t copies = dice(100) < repeat ? 2 : 1;
       for (uint32_t i = 0; i < copies; i++)
@@ -180,6 +187,8 @@ struct Rig {
   uint32_t loss = 0, repeat = 0, reorder = 0;
   Time now{}, delay = microseconds(10);
   uint64_t packets = 0, back = 0;
+  bool marking = false;       // everything arrives marked "congestion experienced"
+  uint64_t cnps[2] = {0, 0};  // to lenders, to the store
   HeapFramePool pool{8192};
   RemoteStoreConfig config;
   std::unique_ptr<RemoteStore> store;
@@ -397,6 +406,23 @@ TEST(RemoteStore, TheLendersDepthIsKept) {
   r.run_until([&] { return r.kept.empty(); });
   EXPECT_EQ(r.back, 60u);
   EXPECT_EQ(r.servers[0]->lender.counters().naks, 0u);
+}
+
+// Marked data draws CNPs, at most one in 50 µs, from either side; they are obeyed, and nothing is lost by it.
+TEST(RemoteStore, CongestionIsToldToWhoeverSends) {
+  Rig r(1);
+  r.start_and_connect();
+  r.marking = true;
+  const Time begin = r.now;
+  for (uint32_t id = 0; id < 60; id++) ASSERT_TRUE(r.write(id, 4000));
+  for (uint32_t id = 0; id < 60; id++) r.read(id);
+  r.run_until([&] { return r.kept.empty(); });
+  EXPECT_EQ(r.back, 60u);
+  const auto most = static_cast<uint64_t>((r.now - begin) / microseconds(50)) + 1;
+  for (const uint64_t n : r.cnps) {
+    EXPECT_GT(n, 0u);
+    EXPECT_LE(n, most);
+  }
 }
 
 TEST(RemoteStore, LendersAreAPoolSpreadByRoom) {

@@ -1,6 +1,7 @@
 // `spillway.spill_lenders` and what belongs to it: what is read, and what each mistake is told.
 #include <gtest/gtest.h>
 
+#include "roce/error.h"
 #include "switch/config.h"
 
 namespace millrace::switching {
@@ -25,7 +26,7 @@ TEST(LendersConfig, EverythingIsRead) {
   const Config c = parse(
       "  spill_lenders:\n    - {address: 10.77.0.7}\n    - {address: 10.77.0.8, port: 18700}\n"
       "  spill_local_size: 64MiB\n  spill_lender_size: 2GiB\n  spill_lender_reads: 32\n"
-      "  spill_lender_dead_ms: 50\n");
+      "  spill_lender_dead_ms: 50\n  spill_lender_dscp: 26\n");
   ASSERT_TRUE(c.lenders);
   const buffering::RemoteStoreConfig& r = *c.lenders;
   ASSERT_EQ(r.lenders.size(), 2u);
@@ -36,6 +37,7 @@ TEST(LendersConfig, EverythingIsRead) {
   EXPECT_EQ(r.bytes_wanted, uint64_t{2} << 30);
   EXPECT_EQ(r.reads_max, 32u);
   EXPECT_EQ(r.peer_dead, std::chrono::milliseconds(50));
+  EXPECT_EQ(r.tos, 26 << 2 | 2);  // ECN-capable
   EXPECT_EQ(r.mtu, c.engine.mtu);
   EXPECT_GE(r.slot_bytes, c.engine.mtu + 104);
 }

@@ -246,6 +246,22 @@ TEST(QosConfig, AShortSpillwayHasTheDefaults) {
   EXPECT_FALSE(parse("qos: {}\nspillway: {enabled: false}\n").spillway.enabled);
 }
 
+// What is spilled must not take the buffers that receive rings and groups live on.
+TEST(QosConfig, ThePoolGetsBuffersForWhatIsSpilled) {
+  const auto whole = [](const std::string& more) { return parse_config(kBase + more, "f.yaml"); };
+  EXPECT_EQ(whole(kSpills).spill_frames, 0u);
+  const Config c = whole(kSpills +
+                         "spillway: {spill_dscp: 10, spill_pool_size: 65536}\n"
+                         "aggregation: {memory_limit: 1GiB}\n");
+  EXPECT_EQ(c.spill_frames, 16u) << "of 4200 bytes";
+  EXPECT_EQ(c.buffers->spillway.frames_max, 16u);
+  EXPECT_EQ(c.frame_count, 16384u);
+  EXPECT_EQ(c.engine.memory_limit, 16384u * 4608 / 4 * 3) << "groups have no part in them";
+  EXPECT_EQ(whole(kSpills + "spillway: {spill_dscp: 10, spill_frames_max: 99}\n").spill_frames, 99u);
+  EXPECT_EQ(whole(kSpills + "spillway: {spill_dscp: 10}\n").spill_frames, ((256u << 20) + 4199) / 4200);
+  EXPECT_EQ(whole(kSpills + "spillway: {enabled: false}\n").spill_frames, 0u);
+}
+
 struct Case {
   const char* text;
   const char* says;  // what the refusal contains
@@ -376,6 +392,10 @@ TEST(QosConfig, EveryMistakeOfTheSpillwayIsRefusedWithItsLine) {
            "spill_pool_size: '1' is not a size in 65536 …"},
           {"spillway: {spill_dscp: 1, spill_key_limit: 1}\n", "spill_key_limit: '1' is not a size in 8192 …"},
           {"spillway: {spill_dscp: 1, spill_max_keys: 0}\n", "'0' is not a whole number in 1 … 1048576"},
+          {"spillway: {spill_dscp: 1, spill_pool_size: 100GiB}\n",
+           "spill_pool_size: needs 25565282 buffers of the frame pool, more than 16777216"},
+          {"spillway: {spill_dscp: 1, spill_frames_max: 63}\n",
+           "'63' is not a whole number in 64 … 16777216"},
           {"spillway: {spill_dscp: 1, drain_on_bytes: 0}\n", "drain_on_bytes: '0' is not a size in 1 …"},
           {"spillway: {spill_dscp: 1, drain_on_bytes: 4201, drain_off_bytes: 4200}\n",
            "drain_on_bytes: must not be more than drain_off_bytes"},

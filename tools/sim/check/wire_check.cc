@@ -56,6 +56,11 @@ uint32_t WireCheck::Header::wire_bytes() const {
 uint32_t WireCheck::Header::wide_bytes() const {
   return 4 * (wire_type == type ? length / element_bytes() : wire_bytes() / 64 * 63);
 }
+bool WireCheck::Header::sums_wide() const {
+  const bool narrow_float = type == 7 || type == 8 || type == 11 || type == 12, extreme = op == 3 || op == 4;
+  const bool reduces = (collective == 1 || collective == 2 || collective == 4) && length != 0;
+  return reduces && (wire_type != type || (narrow_float && !extreme));
+}
 uint32_t WireCheck::Header::element_bytes() const {
   static constexpr uint32_t bytes[] = {1, 1, 1, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1};
   return type < 13 ? bytes[type] : 1;
@@ -306,9 +311,11 @@ void WireCheck::segment(int64_t at_ns, const WirePacket& p, Stream& s) {
   if (c.child && h.flags & 1 && !s.headers.empty() && h.same_segment(s.headers.back())) return;
   s.message_at.push_back(static_cast<uint32_t>(s.sent.size() - 1));
   s.headers.push_back(h);
+  const bool wide = c.child && h.sums_wide();
   if (c.started && (!c.ranks.contains(h.rank) || h.header_only() == h.contributes(c.ranks, c.world) ||
+                    wide != ((h.flags & 8) != 0) ||
                     (h.header_only() && (h.payload != 0 || !p.only() || p.payload.size() > 64)) ||
-                    (!h.header_only() && h.payload != (h.flags & 8 ? h.wide_bytes() : h.wire_bytes()))))
+                    (!h.header_only() && h.payload != (wide ? h.wide_bytes() : h.wire_bytes()))))
     accuse(at_ns, s, "a segment header that is not what its collective asks of the rank");
   if (!c.started)
     accuse(at_ns, s, "a segment was sent before START");

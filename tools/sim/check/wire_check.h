@@ -65,7 +65,8 @@ class WireCheck {
     bool header_only() const { return flags & 4; }
     // The segment's data as it crosses the wire.
     uint32_t wire_bytes() const;
-    // The same of a child's accumulators, where they are wider.
+    // Whether a child's accumulators are wider, and how long they are then.
+    bool sums_wide() const;
     uint32_t wide_bytes() const;
     uint32_t element_bytes() const;
     // What members must agree on.
