@@ -408,6 +408,24 @@ TEST(RemoteStore, TheLendersDepthIsKept) {
   EXPECT_EQ(r.servers[0]->lender.counters().naks, 0u);
 }
 
+// What a READ under way brings for a packet that was given up is not the next packet's of that number.
+TEST(RemoteStore, AnAnswerThatIsTooLateIsNobodysPacket) {
+  Rig r(1);
+  r.start_and_connect();
+  ASSERT_TRUE(r.write(7, 900));
+  r.run_for(milliseconds(1));
+  r.read(7);
+  r.step();  // the request is on the wire
+  r.store->discard(7);
+  r.kept.erase(7), r.asked.erase(7);
+  ASSERT_TRUE(r.write(7, 900));
+  r.read(7);
+  r.run_until([&] { return r.kept.empty(); });
+  EXPECT_EQ(r.back, 1u);
+  EXPECT_EQ(r.store->used(), 0u);
+  EXPECT_EQ(r.store->status(0).read, 1u);
+}
+
 // Marked data draws CNPs, at most one in 50 µs, from either side; they are obeyed, and nothing is lost by it.
 TEST(RemoteStore, CongestionIsToldToWhoeverSends) {
   Rig r(1);
