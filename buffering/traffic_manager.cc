@@ -283,7 +283,9 @@ void TrafficManager::refill(PortState& p, uint16_t port, Time now) noexcept {
     spillway_->observe(port, q, buffer_.queue_bytes(port, q), p.paused >> q & 1, false);
     while (spillway_->drains(port, q) && (p.drain_ps_per_byte == 0 || p.drain_at <= now)) {
       const uint64_t bytes = spillway_->peek(port, q, now);
-      if (bytes == 0 || buffer_.queue_bytes(port, q) + bytes > spillway_->drain_off(port, q)) break;
+      const uint64_t queued = buffer_.queue_bytes(port, q);
+      // One packet always may, whatever its length.
+      if (bytes == 0 || (queued > 0 && queued + bytes > spillway_->drain_off(port, q))) break;
       const SharedBuffer::Place place{port, q, kNoSource, 0};
       if (frames_ >= config_.frames_max || !fits(buffer_.ask(place, bytes))) break;
       Frame frame = spillway_->next(port, q, now);

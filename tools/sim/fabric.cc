@@ -67,6 +67,13 @@ void Fabric::add_switch(uint16_t ports, switching::RoutingConfig routing, std::v
     c.engine.addresses.clear();
     for (const auto& i : c.routing.interfaces) c.engine.addresses.push_back(i.prefix.address);
   }
+  if (config_.buffers) {
+    c.buffers = config_.buffers;
+    const buffering::PortConfig port = config_.buffers->ports.at(0);
+    c.buffers->ports.assign(ports, port);
+    c.buffers->mac = c.engine.mac;
+    c.buffers->seed = c.engine.seed;
+  }
   switches_.push_back(std::make_unique<SwitchNode>(c, config_.switch_frames));
   network_.add(*switches_.back());
 }

@@ -23,6 +23,8 @@ struct FabricConfig {
   LinkConfig trunk;                  // between leaves and spines
   aggregation::EngineConfig engine;  // addresses, MAC and seed are filled in
   uint32_t switch_frames = UINT32_MAX;
+  // Every switch's traffic manager and spillway; all ports are as its first.
+  std::optional<buffering::Config> buffers;
   // Hosts know the addresses they need from the start; else they ask.
   bool warm_neighbours = true;
   std::function<NicFactory(uint16_t host)> nic;  // empty: SoftNic everywhere

@@ -26,6 +26,7 @@ class Drawer {
     discrete();
     extras();
     eager();
+    buffers();
     std::stable_sort(plan_.faults.begin(), plan_.faults.end(),
                      [](const Fault& a, const Fault& b) { return a.at < b.at; });
     plan_.final_round = !plan_.faults.empty() || below(4) == 0;
@@ -342,6 +343,49 @@ class Drawer {
       f.switch_frames = static_cast<uint32_t>(frames + between(8, 40));
       has(FaultKind::kFewFrames);
     }
+  }
+
+  // Queues and a spillway in the switches. Of draws of its own, so that the others stay what they were.
+  void buffers() {
+    Random random(plan_.seed ^ 0x627566666572);
+    if (!random.one_in(3)) return;
+    FabricConfig& f = plan_.fabric;
+    buffering::Config& b = f.buffers.emplace();
+    buffering::PortConfig& port = b.ports.emplace_back();
+    static constexpr double kRates[] = {0, 2e9, 5e9, 10e9, 20e9};
+    port.rate_bps = static_cast<uint64_t>(kRates[random.below(5)]);
+    port.speed_bps = static_cast<uint64_t>(f.host_link.gbit * 1e9);
+    b.pool_size = random.between(1 << 20, 8 << 20);
+    const bool tight = random.one_in(2);
+    for (auto& q : port.queues) {
+      q.profile.spill = true;
+      if (tight)
+        q.profile.static_th = random.between(16 << 10, 128 << 10);
+      else
+        q.profile.dynamic_th = static_cast<int>(random.between(0, 3));
+      if (random.one_in(2)) q.wred = buffering::WredProfile{8 << 10, 64 << 10, 0.3};
+    }
+    b.spillway.enabled = !random.one_in(4);
+    b.spillway.dscp.set();
+    b.spillway.pool_size = random.between(64 << 10, 4 << 20);
+    if (random.one_in(4)) b.spillway.keys_max = static_cast<uint32_t>(random.between(1, 4));
+    if (random.one_in(3)) b.spillway.key_limit = random.between(16 << 10, 256 << 10);
+    b.spillway.drain_off = random.between(8 << 10, 32 << 10);
+    b.spillway.drain_on = b.spillway.drain_off / random.between(1, 4);
+    b.spillway.max_residence = random.one_in(4) ? milliseconds(random.between(1, 20)) : milliseconds(100);
+    has(FaultKind::kBuffers);
+    if (random.one_in(2)) return;
+    port.pfc.set();
+    b.watchdog.detection = milliseconds(random.between(4, 200));
+    b.watchdog.restoration = milliseconds(random.between(4, 200));
+    for (uint64_t n = random.between(1, 6); n > 0; n--) {
+      const auto at =
+          Time(static_cast<int64_t>(random.below(static_cast<uint64_t>(plan_.heal_at.count()) + 1)));
+      Fault fault{FaultKind::kPause, at, microseconds(random.between(5, random.one_in(2) ? 200 : 30000)),
+                  static_cast<uint32_t>(random.below(f.hosts))};
+      plan_.faults.push_back(fault);
+    }
+    has(FaultKind::kPause);
   }
 
   Random random_;

@@ -22,6 +22,9 @@ namespace millrace::sim {
   X(kJitter, "jitter")                                                                           \
   X(kMarking, "congestion_marks")                                                                \
   X(kTailDrop, "tail_drop")                                                                      \
+  X(kBuffers, "buffer_drops")            /* by the switches' traffic managers and spillways */   \
+  X(kSpilled, "spilled")                 /* packets kept and given back */                       \
+  X(kPause, "pfc_pause")                 /* a host pauses what its switch sends it */            \
   X(kFewFrames, "frames_exhausted")      /* the switch's pool is all but empty */                \
   X(kCrash, "host_crash")                /* and back with the same key, soon or after healing */ \
   X(kRankCrash, "rank_crash")            /* of one process, whose host's others combine */       \

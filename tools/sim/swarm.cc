@@ -27,6 +27,7 @@ class Swarm final : private Observer {
         fabric_(plan.fabric),
         wire_(judges_.violations),
         books_(judges_.violations),
+        passage_(judges_.violations),
         late_(plan.seed ^ 0x6c617465) {
     Network& n = fabric_.network();
     n.add_observer(*this);
@@ -102,6 +103,8 @@ class Swarm final : private Observer {
   void copy_later(uint32_t node, std::span<const uint8_t> frame);
   void stand_by();  // lets members come back whose group forms again
   void occupancy(uint16_t s, uint32_t held);
+  void pause(uint16_t host, Time duration);
+  void check_spillway(uint16_t s);
 
   // Observer.
   void sent(Time at, uint32_t node, uint32_t link, std::span<const uint8_t> frame, Fate fate) override;
@@ -116,6 +119,7 @@ class Swarm final : private Observer {
   Fabric fabric_;
   check::WireCheck wire_;
   check::BooksCheck books_;
+  check::PassageCheck passage_;
   std::vector<std::unique_ptr<GroupRun>> groups_;
   std::set<uint32_t> switches_;
   std::map<uint32_t, std::set<check::Address>> own_;  // addresses of switches, by node
@@ -173,6 +177,7 @@ void Swarm::sent(Time at, uint32_t node, uint32_t link, std::span<const uint8_t>
     return wire_.sent(at.count(), frame, false);
   }
   if (own_[node].contains(*source)) return wire_.sent(at.count(), frame, true);
+  passage_.left(at.count(), node, frame);
   // What was corrupted on its way is passed on as it is; only what came intact must leave intact.
   if (plan_.wire.corrupt == 0 || at > intact_from_) wire_.passed(at.count(), frame);
 }
@@ -198,7 +203,7 @@ void Swarm::copy_later(uint32_t node, std::span<const uint8_t> frame) {
 void Swarm::arrived(Time at, uint32_t node, uint32_t, std::span<const uint8_t> frame) {
   const auto to = address(frame, false);
   if (!to) return;
-  if (switches_.contains(node) && !own_[node].contains(*to)) return;
+  if (switches_.contains(node) && !own_[node].contains(*to)) return passage_.came(node, frame);
   wire_.arrived(at.count(), frame);
 }
 
@@ -208,6 +213,11 @@ void Swarm::occupancy(uint16_t s, uint32_t held) {
   auto frames = [&](uint64_t stripes) { return 2 * uint64_t{e.window} * chunks * stripes; };
   // The router may hold some for neighbours that it has asked for.
   uint64_t most = fabric_.routed() ? 64 : 0;
+  if (const auto* buffers = fabric_.at(s).pipeline().buffers()) {
+    check_spillway(s);
+    most += buffers->frames_queued();
+    if (const auto* spillway = buffers->spillway()) most += spillway->counters().resident.packets;
+  }
   if (held <= most) return;
   const auto& engine = fabric_.at(s).pipeline().engine();
   for (const auto& g : engine.groups(fabric_.network().clock_of(fabric_.at(s)))) {
@@ -278,6 +288,37 @@ void Swarm::stand_by() {
   });
 }
 
+void Swarm::check_spillway(uint16_t s) {
+  const auto* spillway = fabric_.at(s).pipeline().buffers()->spillway();
+  if (spillway == nullptr) return;
+  const buffering::SpillCounters c = spillway->counters();
+  const buffering::Amount lost = c.lost_in_all();
+  const std::string who = "switch " + std::to_string(s);
+  books_.spilled(now_ns(), who,
+                 {c.spilled.packets, c.drained.packets, c.rerouted.packets, c.resident.packets, lost.packets,
+                  UINT64_MAX});
+  books_.spilled(now_ns(), who,
+                 {c.spilled.bytes, c.drained.bytes, c.rerouted.bytes, c.resident.bytes, lost.bytes,
+                  fabric_.at(s).config().buffers->spillway.pool_size});
+}
+
+// IEEE 802.1Qbb: every priority, for as long as said at the port's speed.
+void Swarm::pause(uint16_t host, Time duration) {
+  std::vector<uint8_t> f(60, 0);
+  const uint8_t head[] = {0x01, 0x80, 0xC2, 0x00, 0x00, 0x01};
+  std::copy_n(head, 6, f.begin());
+  const MacAddress mac = Fabric::host_mac(host);
+  std::copy_n(mac.bytes.begin(), 6, f.begin() + 6);
+  f[12] = 0x88, f[13] = 0x08, f[14] = 0x01, f[15] = 0x01, f[17] = 0xFF;
+  const auto& port = plan_.fabric.buffers->ports.at(0);
+  const auto bps = static_cast<double>(port.rate_bps != 0 ? port.rate_bps : port.speed_bps);
+  const auto quanta =
+      static_cast<uint32_t>(std::min(65535.0, static_cast<double>(duration.count()) * bps / 512e9 + 1));
+  for (size_t i = 0; i < 8; i++)
+    f[18 + 2 * i] = static_cast<uint8_t>(quanta >> 8), f[19 + 2 * i] = static_cast<uint8_t>(quanta);
+  fabric_.network().send(fabric_.host(host), 0, f);
+}
+
 void Swarm::inject(const Fault& f) {
   Network& n = fabric_.network();
   injected_[static_cast<size_t>(f.kind)]++;
@@ -295,6 +336,8 @@ void Swarm::inject(const Fault& f) {
       excuse_switch(sw);
       switch_back_at_ = n.now();
       return fabric_.restart_switch(sw, f.kind == FaultKind::kSwitchNewMac);
+    case FaultKind::kPause:
+      return pause(host, f.duration);
     case FaultKind::kOutage:
       excuse_host(host);
       [[fallthrough]];
@@ -457,7 +500,7 @@ void Swarm::epilogue() {
   judges_.memory.sweep(now_ns());
   judges_.outcome.finish(now_ns());
   wire_.finish(now_ns(), plan_.has[static_cast<size_t>(FaultKind::kFewFrames)],
-               plan_.has[static_cast<size_t>(FaultKind::kMarking)]);
+               plan_.has[static_cast<size_t>(FaultKind::kMarking)] || plan_.fabric.buffers);
 }
 
 RunResult Swarm::result() {
@@ -490,6 +533,16 @@ RunResult Swarm::result() {
     add(s.cm, sw.past_cm());
     add(s.cm, sw.pipeline().engine().cm_counters());
     s.rx_drops += sw.rx_drops();
+    if (const auto* buffers = sw.pipeline().buffers()) {
+      for (uint16_t p = 0; p < sw.config().ports; p++)
+        for (uint8_t q = 0; q < buffering::kClasses; q++)
+          for (const auto& d : buffers->counters(p, q).drops) wire(FaultKind::kBuffers) += d.packets;
+      if (const auto* spillway = buffers->spillway()) {
+        const buffering::SpillCounters c = spillway->counters();
+        wire(FaultKind::kBuffers) += c.refused_in_all().packets + c.lost_in_all().packets;
+        wire(FaultKind::kSpilled) += c.drained.packets;
+      }
+    }
   }
   wire(FaultKind::kEager) += s.engine.window_breaches;
   wire(FaultKind::kFewFrames) += s.rx_drops + s.engine.results_not_built;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tools/sim/check/books_check.h"
+#include "tools/sim/check/passage_check.h"
 #include "tools/sim/check/wire_check.h"
 #include "tools/sim/member.h"
 

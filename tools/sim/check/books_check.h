@@ -33,6 +33,17 @@ class BooksCheck {
     if (amount != 0)
       violations_.add("books", at_ns, what + ": " + std::to_string(amount) + " left at the end");
   }
+  // A spillway's books, in packets or bytes: what was taken in is what has left, lies there, or was lost.
+  struct Spilled {
+    uint64_t in = 0, drained = 0, rerouted = 0, resident = 0, lost = 0, size = 0;
+  };
+  void spilled(int64_t at_ns, const std::string& who, const Spilled& s) {
+    if (s.in == s.drained + s.rerouted + s.resident + s.lost && s.resident <= s.size) return;
+    violations_.add("books", at_ns,
+                    who + " has spilled " + std::to_string(s.in) + ", drained " + std::to_string(s.drained) +
+                        ", rerouted " + std::to_string(s.rerouted) + ", lost " + std::to_string(s.lost) +
+                        " and holds " + std::to_string(s.resident) + " of " + std::to_string(s.size));
+  }
   uint64_t frames_peak() const { return frames_peak_; }
 
  private:

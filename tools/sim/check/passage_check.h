@@ -1,0 +1,65 @@
+// That a switch passes the packets of each (source, destination, queue pair) on in the order in which they
+// came to it, and none that did not come: by what the ICRC covers, which is all that may not change on the
+// way. A packet may be missing; a copy may leave as often as it came.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "tools/sim/check/violations.h"
+#include "tools/sim/check/wire_packet.h"
+
+namespace millrace::sim::check {
+
+class PassageCheck {
+ public:
+  explicit PassageCheck(Violations& violations) : violations_(violations) {}
+
+  void came(uint32_t node, std::span<const uint8_t> frame) {
+    WirePacket p;
+    const char* why;
+    if (read_packet(frame, false, p, why) != WireKind::kRoce || p.cnp() || p.dest_qp <= 1) return;
+    flow(node, p).waiting.emplace(identity(frame, p), ++arrivals_);
+  }
+  void left(int64_t at_ns, uint32_t node, std::span<const uint8_t> frame) {
+    WirePacket p;
+    const char* why;
+    if (read_packet(frame, false, p, why) != WireKind::kRoce || p.cnp() || p.dest_qp <= 1) return;
+    Flow& f = flow(node, p);
+    // The first of its like that came behind all that have left.
+    const auto [begin, end] = f.waiting.equal_range(identity(frame, p));
+    auto best = end;
+    for (auto i = begin; i != end; ++i)
+      if (i->second > f.last && (best == end || i->second < best->second)) best = i;
+    passed_++;
+    if (best == end)
+      return violations_.add("passage", at_ns,
+                             "switch node " + std::to_string(node) +
+                                 " passes on out of order, or twice: " + describe_packet(frame));
+    f.last = best->second;
+    f.waiting.erase(best);
+    if (f.waiting.size() > 4096)
+      std::erase_if(f.waiting, [&](const auto& entry) { return entry.second < f.last; });
+  }
+  uint64_t passed() const { return passed_; }
+
+ private:
+  struct Flow {
+    std::multimap<uint64_t, uint64_t> waiting;  // identity → number of its arrival
+    uint64_t last = 0;                          // of what has left
+  };
+  using Key = std::tuple<uint32_t, Address, Address, uint32_t>;
+  Flow& flow(uint32_t node, const WirePacket& p) { return flows_[{node, p.src, p.dst, p.dest_qp}]; }
+  static uint64_t identity(std::span<const uint8_t> frame, const WirePacket& p) {
+    const uint32_t icrc = be32(frame.data() + frame.size() - 4);
+    return uint64_t{icrc} << 32 | uint64_t{p.opcode} << 24 | p.psn;
+  }
+
+  Violations& violations_;
+  std::map<Key, Flow> flows_;
+  uint64_t arrivals_ = 0, passed_ = 0;
+};
+
+}  // namespace millrace::sim::check
