@@ -177,7 +177,10 @@ void Swarm::sent(Time at, uint32_t node, uint32_t link, std::span<const uint8_t>
     return wire_.sent(at.count(), frame, false);
   }
   if (own_[node].contains(*source)) return wire_.sent(at.count(), frame, true);
-  passage_.left(at.count(), node, frame);
+  // What is for the switch itself, but for the MAC address that it had before, is flooded; that is not
+  // judged.
+  if (const auto to = address(frame, false); to && !own_[node].contains(*to))
+    passage_.left(at.count(), node, link, frame);
   // What was corrupted on its way is passed on as it is; only what came intact must leave intact.
   if (plan_.wire.corrupt == 0 || at > intact_from_) wire_.passed(at.count(), frame);
 }
@@ -215,7 +218,8 @@ void Swarm::occupancy(uint16_t s, uint32_t held) {
   uint64_t most = fabric_.routed() ? 64 : 0;
   if (const auto* buffers = fabric_.at(s).pipeline().buffers()) {
     check_spillway(s);
-    most += buffers->frames_queued();
+    // Each may keep the payload alive that it shares.
+    most += 2 * uint64_t{buffers->frames_queued()};
     if (const auto* spillway = buffers->spillway()) most += spillway->counters().resident.packets;
   }
   if (held <= most) return;

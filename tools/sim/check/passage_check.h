@@ -23,32 +23,33 @@ class PassageCheck {
     if (read_packet(frame, false, p, why) != WireKind::kRoce || p.cnp() || p.dest_qp <= 1) return;
     flow(node, p).waiting.emplace(identity(frame, p), ++arrivals_);
   }
-  void left(int64_t at_ns, uint32_t node, std::span<const uint8_t> frame) {
+  // By one of its links: what is flooded leaves by several.
+  void left(int64_t at_ns, uint32_t node, uint32_t link, std::span<const uint8_t> frame) {
     WirePacket p;
     const char* why;
     if (read_packet(frame, false, p, why) != WireKind::kRoce || p.cnp() || p.dest_qp <= 1) return;
     Flow& f = flow(node, p);
+    uint64_t& last = f.last[link];
     // The first of its like that came behind all that have left.
+    uint64_t best = 0;
     const auto [begin, end] = f.waiting.equal_range(identity(frame, p));
-    auto best = end;
     for (auto i = begin; i != end; ++i)
-      if (i->second > f.last && (best == end || i->second < best->second)) best = i;
+      if (i->second > last && (best == 0 || i->second < best)) best = i->second;
     passed_++;
-    if (best == end)
+    if (best == 0)
       return violations_.add("passage", at_ns,
                              "switch node " + std::to_string(node) +
                                  " passes on out of order, or twice: " + describe_packet(frame));
-    f.last = best->second;
-    f.waiting.erase(best);
-    if (f.waiting.size() > 4096)
-      std::erase_if(f.waiting, [&](const auto& entry) { return entry.second < f.last; });
+    last = best;
+    if (f.waiting.size() > 20000)
+      std::erase_if(f.waiting, [&](const auto& entry) { return entry.second + 200000 < arrivals_; });
   }
   uint64_t passed() const { return passed_; }
 
  private:
   struct Flow {
     std::multimap<uint64_t, uint64_t> waiting;  // identity → number of its arrival
-    uint64_t last = 0;                          // of what has left
+    std::map<uint32_t, uint64_t> last;          // of what has left, by link
   };
   using Key = std::tuple<uint32_t, Address, Address, uint32_t>;
   Flow& flow(uint32_t node, const WirePacket& p) { return flows_[{node, p.src, p.dst, p.dest_qp}]; }
