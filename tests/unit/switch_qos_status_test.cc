@@ -34,11 +34,11 @@ class QosStatusTest : public ::testing::Test {
     config_.spillway.enabled = spill;
     config_.spillway.dscp.set(10);
     config_.spillway.drain_off = 3 * kBytes;
-    config_.spillway.pool_size = memory_.size();
+    config_.spillway.pool_size = kSpillBytes;
     std::unique_ptr<buffering::Store> store;
     if (spill)
-      store = std::make_unique<buffering::LocalStore>(memory_, buffering::Spillway::ids_max(config_.spillway),
-                                                      pool_);
+      store = std::make_unique<buffering::LocalStore>(kSpillBytes, UINT32_MAX,
+                                                      buffering::Spillway::ids_max(config_.spillway));
     manager_.emplace(config_, pool_, std::move(store));
   }
   // A RoCE request of DSCP 10, ECN-capable.
@@ -59,7 +59,7 @@ class QosStatusTest : public ::testing::Test {
   static json amount(uint64_t packets) { return {{"packets", packets}, {"bytes", packets * kBytes}}; }
 
   HeapFramePool pool_;
-  std::vector<uint8_t> memory_ = std::vector<uint8_t>(1 << 20);
+  static constexpr uint64_t kSpillBytes = 1 << 20;
   buffering::Config config_;
   std::optional<buffering::TrafficManager> manager_;
   FrameList out_;
