@@ -100,11 +100,12 @@ def wait_until(condition, what):
 def settle(lab):
     """Until nothing is under way: what was sent has been counted by who received it."""
     def state():
-        """(whether something waits in a switch, how much has come to the switches so far)"""
-        queues = [queue for name in ("leaf1", "leaf2") for port in lab.buffers(name)["ports"] for queue in port["queues"]]
+        """(whether something waits in a switch, how much the transfers have brought there so far)"""
+        ports = [port["queues"] for name in ("leaf1", "leaf2") for port in lab.buffers(name)["ports"]]
         spillway = lab.spillway()
         resident = spillway["enabled"] and spillway["all"]["resident"]["packets"]
-        return bool(resident or sum(queue["bytes"] for queue in queues)), sum(q["arrived"]["packets"] for q in queues[3::8])
+        return (bool(resident or sum(queue["bytes"] for queues in ports for queue in queues)),
+                sum(queues[QUEUE]["arrived"]["packets"] for queues in ports))
 
     def quiet():
         before = state()

@@ -618,6 +618,7 @@ TEST(SoftLender, GuardsWhatItLends) {
                {UINT64_MAX - 7, 4, true, true, false},
                {0, 4096, true, false, true},
                {8185, 8, true, false, false},
+               {4096, 5000, true, false, false},  // of two packets, of which the first would fit
                {0, 8, false, false, false},
                {8192, 0, false, false, true}};
   for (const auto& c : cases) {

@@ -49,14 +49,16 @@ TEST(LendersConfig, MistakesAreTold) {
   } cases[] = {
       {"  spill_lenders: [{port: 5}]\n", "leaf1.yaml:9: spillway.spill_lenders[0].address"},
       {"  spill_lenders: [{address: lender}]\n", "'lender' is no IP address"},
-      {"  spill_lenders: [{address: 10.77.0.7, port: 0}]\n", "0 is not in 1 … 65535"},
+      {"  spill_lenders: [{address: 10.77.0.7, port: 0}]\n", "'0' is not a whole number in 1 … 65535"},
       {"  spill_lenders: [{address: 10.77.0.7, speed: 5}]\n", "speed"},
       {"  spill_lenders: [{address: 10.77.0.7}, {address: 10.77.0.7}]\n", "10.77.0.7 is there twice"},
       {"  spill_lenders: [{address: \"fd77::7\"}]\n", "give the switch an IPv6 address with a prefix length"},
       {"  spill_local_size: 1MiB\n", "there is nobody in spill_lenders"},
       {"  spill_lenders: [{address: 10.77.0.7}]\n  spill_local_size: 1GiB\n", "spill_local_size"},
-      {"  spill_lenders: [{address: 10.77.0.7}]\n  spill_lender_reads: 129\n", "129 is not in 1 … 128"},
-      {"  spill_lenders: [{address: 10.77.0.7}]\n  spill_lender_dead_ms: 5\n", "5 is not in 10 … 60000"}};
+      {"  spill_lenders: [{address: 10.77.0.7}]\n  spill_lender_reads: 129\n",
+       "'129' is not a whole number in 1 … 128"},
+      {"  spill_lenders: [{address: 10.77.0.7}]\n  spill_lender_dead_ms: 5\n",
+       "'5' is not a whole number in 10 … 60000"}};
   for (const auto& c : cases) try {
       parse(c.text);
       ADD_FAILURE() << c.text;
