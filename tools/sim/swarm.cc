@@ -503,7 +503,10 @@ void Swarm::epilogue() {
     books_.left(now_ns(), "host " + std::to_string(h) + " hubs", fabric_.host(h).combines());
   judges_.memory.sweep(now_ns());
   judges_.outcome.finish(now_ns());
-  wire_.finish(now_ns(), plan_.has[static_cast<size_t>(FaultKind::kFewFrames)],
+  // What a switch's queues held when it began anew is gone, and may have been a last message.
+  const bool emptied = plan_.fabric.buffers && (plan_.has[static_cast<size_t>(FaultKind::kSwitchRestart)] ||
+                                                plan_.has[static_cast<size_t>(FaultKind::kSwitchNewMac)]);
+  wire_.finish(now_ns(), plan_.has[static_cast<size_t>(FaultKind::kFewFrames)] || emptied,
                plan_.has[static_cast<size_t>(FaultKind::kMarking)] || plan_.fabric.buffers);
 }
 
