@@ -98,7 +98,7 @@ class TwoDcTable:
             self.say("# " + line)
         self.say("# hosts, switches and kernel share this machine's cores: drops, NAKs and order are results, times "
                  "hardly")
-        self.say("# meanwhile: what left host 5's port while something was spilled")
+        self.say("# meanwhile: what left by host 5's port, the all-reduce's results among it, while something was spilled")
         self.say(row(name for name, _ in COLUMNS))
         self.say(row(UNITS))
         for mode in self.options.spill:

@@ -123,7 +123,7 @@ def port_of(listing, name):
 
 class Occupancy(threading.Thread):
     """Asks leaf2 how full the congested queue and the spillway are, until told to stop: samples of (seconds, bytes in
-    the queue, bytes in the spillway, bytes that have left the queue)."""
+    the queue, bytes in the spillway, bytes that have left by the port)."""
 
     def __init__(self, lab):
         super().__init__(daemon=True)
@@ -139,11 +139,11 @@ class Occupancy(threading.Thread):
             self.error = error
 
     def _sample(self):
-        queue = port_of(self.lab.buffers(), self.lab.receiver_port())["queues"][QUEUE]
+        queues = port_of(self.lab.buffers(), self.lab.receiver_port())["queues"]
         asked = time.monotonic()
         spillway = self.lab.spillway()
         resident = port_of(spillway, self.lab.receiver_port())["resident"]["bytes"] if spillway["enabled"] else 0
-        return round(asked - self.began, 4), queue["bytes"], resident, queue["sent"]["bytes"]
+        return round(asked - self.began, 4), queues[QUEUE]["bytes"], resident, sum(queue["sent"]["bytes"] for queue in queues)
 
     def stop(self):
         self._told.set()
@@ -152,8 +152,8 @@ class Occupancy(threading.Thread):
             raise LabError(f"leaf2 stopped answering: {self.error}")
 
     def mbps_while_spilled(self):
-        """What left the queue while there was something in the spillway: whether draining filled the port. None where
-        there never was for two samples in a row."""
+        """What left by the port, the all-reduce's results among it, while there was something in the spillway: whether
+        draining filled the port. None where there never was for two samples in a row."""
         seconds = sent = 0
         for (at, _, resident, left), (later, _, still, left_later) in zip(self.samples, self.samples[1:]):
             if resident and still:
