@@ -126,12 +126,13 @@ class QosReader {
 
   void read_common() {
     qos_.number("frames_max", 64, config_.frame_count, buffering_.frames_max);
-    // Acknowledgements and CNPs go before what they are about.
-    own_class("ack_tc", 5, buffering_.ack_tc);
+    // Acknowledgements stay with the READ responses of their queue pair: one that overtakes such a response
+    // makes the requester ask for it again. CNPs are in no order.
+    own_class("ack_tc", std::nullopt, buffering_.ack_tc);
     own_class("cnp_tc", 6, buffering_.cnp_tc);
   }
 
-  void own_class(const std::string& key, uint8_t otherwise, std::optional<uint8_t>& tc) {
+  void own_class(const std::string& key, std::optional<uint8_t> otherwise, std::optional<uint8_t>& tc) {
     tc = otherwise;
     std::string text;
     qos_.text(key, text);

@@ -63,21 +63,23 @@ TEST(QosConfig, AnEmptyMapLimitsNothingButFrames) {
   }
 }
 
-TEST(QosConfig, AShortFileGivesAcknowledgementsAndCnpsClassesOfTheirOwn) {
+TEST(QosConfig, AShortFileGivesCnpsAClassOfTheirOwnAndLeavesAcknowledgementsWithTheirData) {
   const buffering::Config b = parse(R"(qos:
   PORT: {"*": {rate_mbps: 1000}}
 )");
-  EXPECT_EQ(b.ack_tc, 5);
+  EXPECT_FALSE(b.ack_tc);
   EXPECT_EQ(b.cnp_tc, 6);
   for (const auto& port : b.ports) {
     EXPECT_EQ(port.rate_bps, 1'000'000'000u);
-    for (size_t q = 0; q < 8; q++) EXPECT_EQ(port.queues[q].scheduler.strict, q == 5 || q == 6);
+    for (size_t q = 0; q < 8; q++) EXPECT_EQ(port.queues[q].scheduler.strict, q == 6);
   }
-  const buffering::Config own = parse("qos: {ack_tc: none, cnp_tc: 2}\n");
-  EXPECT_FALSE(own.ack_tc);
+  const buffering::Config own = parse("qos: {ack_tc: 5, cnp_tc: 2}\n");
+  EXPECT_EQ(own.ack_tc, 5);
   EXPECT_EQ(own.cnp_tc, 2);
   EXPECT_TRUE(own.ports[0].queues[2].scheduler.strict);
-  EXPECT_FALSE(own.ports[0].queues[5].scheduler.strict);
+  EXPECT_TRUE(own.ports[0].queues[5].scheduler.strict);
+  EXPECT_FALSE(own.ports[0].queues[6].scheduler.strict);
+  EXPECT_FALSE(parse("qos: {cnp_tc: none}\n").cnp_tc);
 }
 
 const std::string kFull = R"(qos:
