@@ -12,6 +12,7 @@ using buffering::SpillCounters;
 using buffering::SpillDrop;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
 
 constexpr uint64_t kLimit = 100'000;  // bytes, of the queue
 constexpr double kRate = 1;           // Gb/s, of the congested port
@@ -432,6 +433,33 @@ TEST(Spillway, S16AcknowledgementsAndCnpsAreNeverSpilled) {
   lab.run_until(milliseconds(30));
   EXPECT_GT(all_drops(lab.buffers()), 0u);
   EXPECT_EQ(lab.spillway().counters().offered.packets, 0u);
+}
+
+// Invariant 6: within interval × hold checks and one tick of the queue's being calm.
+TEST(Spillway, AKeyWithAnIdleQueueDrainsAtOnce) {
+  LabConfig c = two_to_one(true);
+  c.buffers.ports[2].pfc[3] = true;
+  c.buffers.ports[2].queues[3].profile.static_th = 4 * kFrame;
+  Lab lab(c);
+  const Time from = kBegin + microseconds(500), resumed = from + milliseconds(1);
+  lab.host(2).pause_us(3, from, 0xFFFF);
+  lab.host(2).pause_us(3, resumed, 0);
+  StreamConfig s = burst(0);
+  s.length = milliseconds(1);
+  Stream& a = lab.add(s);
+  // The pause's own way: 60 bytes and 24 more at 10 Gb/s, and 1 µs.
+  const Time heard = resumed + nanoseconds(1068);
+  lab.run_until(heard - nanoseconds(100));
+  const auto before = lab.spillway().counters();
+  EXPECT_GT(before.resident.packets, 40u);
+  EXPECT_EQ(lab.buffers().queue_bytes(2, 3), 4 * kFrame);
+  // The queue's four packets are below drain_on; then it is calm.
+  const auto& w = c.buffers.spillway;
+  lab.run_until(heard + w.drain_check_interval * (w.drain_hold_checks + 1));
+  EXPECT_GT(lab.spillway().counters().drained.packets, before.drained.packets);
+  ASSERT_TRUE(lab.run(milliseconds(50)));
+  expect_whole(a);
+  check_empty(lab);
 }
 
 // Two datacenters; tests/sim/two_dc_table prints all cases.
