@@ -217,6 +217,9 @@ void Member::finish(Running& r) {
 
 void Member::step(Time) {
   if (communicator_ == nullptr) return;
+  // What has succeeded did so before anything failed, though both may have come in one turn.
+  std::stable_partition(running_.begin(), running_.end(),
+                        [](const auto& r) { return r.operation->done && r.operation->status == MR_OK; });
   for (size_t i = 0; i < running_.size();) {
     if (!running_[i].operation->done) {
       i++;

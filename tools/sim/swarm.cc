@@ -263,6 +263,8 @@ void Swarm::excuse_switch(uint16_t s) {
     // A spine's or another leaf's death cuts members off as well.
     if (g.where != s && !fabric_.routed()) continue;
     judges_.outcome.excuse(g.number, {check::kMemberLost, check::kUnreachable, check::kLate}, {});
+    // The model's connection manager gives up after some seconds, and so may the switch's when it is back.
+    if (!plan_.modelled.empty()) judges_.outcome.excuse(g.number, {check::kRefused}, {});
   }
 }
 

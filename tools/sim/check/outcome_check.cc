@@ -1,6 +1,8 @@
 #include "tools/sim/check/outcome_check.h"
 
 #include <algorithm>
+#include <cctype>
+#include <set>
 
 namespace millrace::sim::check {
 
@@ -29,6 +31,30 @@ void OutcomeCheck::excuse_further(uint32_t group, uint32_t rank) {
   if (excuses_.contains(group)) excuse(group, {kMemberLost, kLate}, {rank});
 }
 
+// Of "rank 3 (…)": 3; of "(ranks 1, 4-6) …", those behind a switch or hub that is at fault as a whole: all
+// four.
+static std::set<uint32_t> ranks_in(const std::string& text) {
+  std::set<uint32_t> ranks;
+  const bool several = text.find("(ranks ") != std::string::npos;
+  size_t at = text.find(several ? "(ranks " : "rank");
+  if (at == std::string::npos) return ranks;
+  at = text.find_first_of("0123456789", at);
+  while (at < text.size() && std::isdigit(static_cast<unsigned char>(text[at]))) {
+    size_t end;
+    const auto first = static_cast<uint32_t>(std::stoul(text.substr(at), &end));
+    auto last = first;
+    at += end;
+    if (several && text[at] == '-') {
+      last = static_cast<uint32_t>(std::stoul(text.substr(at + 1), &end));
+      at += end + 1;
+    }
+    for (uint32_t r = first; r <= last; r++) ranks.insert(r);
+    if (!several) break;
+    at = text.find_first_not_of(", ", at);
+  }
+  return ranks;
+}
+
 void OutcomeCheck::judge(int64_t at_ns, uint32_t group, uint32_t rank, int status, const std::string& text) {
   auto accuse = [&](const std::string& what) {
     violations_.add("outcome", at_ns,
@@ -39,12 +65,13 @@ void OutcomeCheck::judge(int64_t at_ns, uint32_t group, uint32_t rank, int statu
   const auto found = excuses_.find(group);
   if (found == excuses_.end()) return accuse("failed, though nothing was done to it");
   if (!found->second.statuses.contains(status)) return accuse("failed by what was not done to it");
-  // "rank 3 (…)" and "ranks 1, 2 …": the first number counts.
   if (status != kMemberLost || found->second.all) return;
-  const size_t at = text.find("rank");
-  const size_t digit = at == std::string::npos ? at : text.find_first_of("0123456789", at);
-  if (digit == std::string::npos) return accuse("a lost member is not named");
-  if (!found->second.ranks.contains(static_cast<uint32_t>(std::stoul(text.substr(digit)))))
+  // Whoever joins for several has not said yet for whom.
+  if (text.find("(no rank)") != std::string::npos) return;
+  const std::set<uint32_t> named = ranks_in(text);
+  if (named.empty()) return accuse("a lost member is not named");
+  const std::set<uint32_t>& guilty = found->second.ranks;
+  if (std::none_of(named.begin(), named.end(), [&](uint32_t r) { return guilty.contains(r); }))
     accuse("blames a rank to which nothing was done");
 }
 
@@ -62,9 +89,11 @@ void OutcomeCheck::ended(int64_t at_ns, uint32_t group, uint32_t rank, uint32_t 
   found->second = status;
   if (status == kOk) {
     ok_++;
-    if (std::any_of(i.operations.begin(), i.operations.end(),
-                    [](auto& o) { return o.second != kOk && o.second != kInProgress; }))
-      accuse("succeeded after another of the same communicator had failed");
+    const auto failed = std::find_if(i.operations.begin(), i.operations.end(),
+                                     [](auto& o) { return o.second != kOk && o.second != kInProgress; });
+    if (failed != i.operations.end())
+      accuse("succeeded after operation " + std::to_string(failed->first) +
+             " of the same communicator had failed with status " + std::to_string(failed->second));
     return;
   }
   failed_++;

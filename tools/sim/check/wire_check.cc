@@ -459,7 +459,11 @@ void WireCheck::acknowledgement(int64_t at_ns, const WirePacket& p, bool from_sw
   const int64_t taken = taken_by(p, *s);
   if (taken > static_cast<int64_t>(s->arrived)) return;
   if (taken > s->acked) s->acked = taken, s->acked_at = at_ns;
-  s->rnr_at = kind == 0x20 ? at_ns : -1;
+  // What is acknowledged again before the packet that was not taken says nothing about that one.
+  if (kind == 0x20)
+    s->rnr_at = at_ns, s->rnr_taken = taken;
+  else if (taken > s->rnr_taken)
+    s->rnr_at = -1;
   // The CNP leaves in the turn that takes the marked packet, before its acknowledgement. Later ones may be
   // held back by the rate limit, by the switch's own clock.
   if (s->marked >= 0 && taken > s->marked) {

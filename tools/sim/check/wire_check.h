@@ -94,11 +94,12 @@ class WireCheck {
     uint32_t results_arrived = 0;      // of the switch's: immediates
     uint32_t open = 0;                 // 0: between messages, else the opcode family of the one begun
     uint32_t mtu = 0;
-    int64_t acked = -1;    // the highest acknowledged by the other side
-    int64_t acked_at = 0;  // when that last moved on
-    int64_t rnr_at = -1;   // the last RNR NAK, unless there was an acknowledgement since
-    int64_t marked = -1;   // of the host's: a packet that arrived with a mark, and once only
-    bool over = false;     // ended by a NAK
+    int64_t acked = -1;      // the highest acknowledged by the other side
+    int64_t acked_at = 0;    // when that last moved on
+    int64_t rnr_at = -1;     // the last RNR NAK, unless what it refused was acknowledged since
+    int64_t rnr_taken = -1;  // what had been taken then
+    int64_t marked = -1;     // of the host's: a packet that arrived with a mark, and once only
+    bool over = false;       // ended by a NAK
   };
   struct Connection {
     Address host, sw;
