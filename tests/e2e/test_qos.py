@@ -93,7 +93,7 @@ class Qos(e2e.LabTest):
             self.assertIn("no spillway", self.ctl(lab, "spillway"))
 
     def test_all_reduces_go_through_the_same_queues(self):
-        shaped = {"PORT": {"*": {"rate_mbps": 400}}}
+        shaped = {"PORT": {"*": {"rate_mbps": 400}}, "ack_tc": 5}
         with self.lab(hosts=3, overrides={"qos": shaped}) as lab:
             before = lab.ask("status")
             self.assert_exact(lab.perf("-b", "4K", "-e", "1M", "-f", "16", "-n", "3", "-w", "1", timeout=60),
