@@ -1,5 +1,7 @@
 #include "buffering/look.h"
 
+#include "roce/packet.h"
+
 namespace millrace::buffering {
 
 namespace {
@@ -75,11 +77,7 @@ bool mark_ce(Frame& frame, Look& l) noexcept {
     const uint16_t before = static_cast<uint16_t>(ip.version_ihl << 8 | ip.tos);
     ip.tos |= kCe;
     const uint16_t after = static_cast<uint16_t>(ip.version_ihl << 8 | ip.tos);
-    uint32_t sum = static_cast<uint16_t>(~ip.checksum.value()) +
-                   static_cast<uint32_t>(static_cast<uint16_t>(~before)) + after;
-    sum = (sum & 0xFFFF) + (sum >> 16);
-    sum = (sum & 0xFFFF) + (sum >> 16);
-    ip.checksum = static_cast<uint16_t>(~sum);
+    ip.checksum = roce::updated_checksum(ip.checksum.value(), before, after);
   }
   l.tos |= kCe;
   return true;

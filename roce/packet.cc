@@ -21,6 +21,14 @@ uint16_t internet_checksum(std::span<const uint8_t> bytes, uint32_t sum) noexcep
   return static_cast<uint16_t>(~sum);
 }
 
+uint16_t updated_checksum(uint16_t checksum, uint16_t before, uint16_t after) noexcept {
+  uint32_t sum = static_cast<uint16_t>(~checksum);
+  sum += static_cast<uint16_t>(~before) + uint32_t{after};
+  sum = (sum & 0xFFFF) + (sum >> 16);
+  sum = (sum & 0xFFFF) + (sum >> 16);
+  return static_cast<uint16_t>(~sum);
+}
+
 namespace {
 
 // The IP header: addresses, the extent of `ip` cut to the header's length, and where UDP starts.

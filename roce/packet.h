@@ -74,4 +74,7 @@ bool icrc_ok(const Packet&) noexcept;
 // value.
 uint16_t internet_checksum(std::span<const uint8_t> bytes, uint32_t sum = 0) noexcept;
 
+// The checksum of a header in which one 16-bit word changed from `before` to `after` (RFC 1624, equation 3).
+uint16_t updated_checksum(uint16_t checksum, uint16_t before, uint16_t after) noexcept;
+
 }  // namespace millrace::roce

@@ -207,11 +207,7 @@ void Router::decrement_ttl(Ipv4Header& ip) noexcept {
   const auto before = static_cast<uint16_t>(ip.ttl << 8 | ip.protocol);
   ip.ttl--;
   const auto after = static_cast<uint16_t>(ip.ttl << 8 | ip.protocol);
-  uint32_t sum = static_cast<uint16_t>(~ip.checksum.value());
-  sum += static_cast<uint16_t>(~before) + uint32_t{after};
-  sum = (sum & 0xFFFF) + (sum >> 16);
-  sum = (sum & 0xFFFF) + (sum >> 16);
-  ip.checksum = static_cast<uint16_t>(~sum);
+  ip.checksum = roce::updated_checksum(ip.checksum.value(), before, after);
 }
 
 Fate Router::route_own(Frame& frame, Time now, uint16_t& interface) noexcept {
