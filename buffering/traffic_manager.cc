@@ -213,7 +213,7 @@ void TrafficManager::run(PortState& p, uint16_t port, Time now, FrameList& out) 
     if (p.room == 0 || p.free_at > now) break;
     const int q = choose(p);
     if (q < 0) break;
-    Frame frame = pop(p, port, static_cast<uint8_t>(q), now, out);
+    Frame frame = pop(p, port, static_cast<uint8_t>(q), out);
     p.queues[q].counters.sent.add(frame.total_length());
     send(p, std::move(frame), port, now, kLagMax, out);
   }
@@ -252,7 +252,7 @@ int TrafficManager::choose(PortState& p) noexcept {
   }
 }
 
-Frame TrafficManager::pop(PortState& p, uint16_t port, uint8_t q, Time now, FrameList& out) noexcept {
+Frame TrafficManager::pop(PortState& p, uint16_t port, uint8_t q, FrameList& out) noexcept {
   Queue& queue = p.queues[q];
   Frame frame = queue.frames.pop();
   const FrameBuffer* b = frame.buffer();
@@ -264,13 +264,13 @@ Frame TrafficManager::pop(PortState& p, uint16_t port, uint8_t q, Time now, Fram
   buffer_.release({port, q, b->source, b->group}, frame.total_length());
   if (b->source != kNoSource && (ports_[b->source].pausing & bit(b->group)) &&
       buffer_.may_resume(b->source, b->group))
-    end_pausing(b->source, b->group, now, out);
+    end_pausing(b->source, b->group, out);
   return frame;
 }
 
-void TrafficManager::empty_queue(PortState& p, uint16_t port, uint8_t q, QueueDrop why, Time now,
+void TrafficManager::empty_queue(PortState& p, uint16_t port, uint8_t q, QueueDrop why,
                                  FrameList& out) noexcept {
-  while (p.backlog & bit(q)) drop(p, q, pop(p, port, q, now, out), why);
+  while (p.backlog & bit(q)) drop(p, q, pop(p, port, q, out), why);
 }
 
 // Out of the spillway behind what waits, as long as the queue stays short.
@@ -348,7 +348,7 @@ void TrafficManager::begin_pausing(uint16_t port, uint8_t group, Time now, Frame
   list(p, port);
 }
 
-void TrafficManager::end_pausing(uint16_t port, uint8_t group, Time, FrameList& out) noexcept {
+void TrafficManager::end_pausing(uint16_t port, uint8_t group, FrameList& out) noexcept {
   PortState& p = ports_[port];
   p.pausing &= static_cast<uint8_t>(~bit(group));
   if (p.pausing == 0) p.pause_again = kNever;
@@ -400,7 +400,7 @@ void TrafficManager::watch(Time now, FrameList& out) noexcept {
           now - queue.stuck_since >= config_.watchdog.detection) {
         queue.storm = true;
         queue.counters.storms++;
-        empty_queue(p, port, q, QueueDrop::kWatchdog, now, out);
+        empty_queue(p, port, q, QueueDrop::kWatchdog, out);
         if (spillway_) spillway_->drop_all(port, q, SpillDrop::kWatchdog);
       } else if (queue.storm && queue.calm_since != kNever &&
                  now - queue.calm_since >= config_.watchdog.restoration) {
@@ -413,12 +413,12 @@ void TrafficManager::watch(Time now, FrameList& out) noexcept {
   next_watch_ = any ? now + interval : kNever;
 }
 
-bool TrafficManager::set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept {
+bool TrafficManager::set_link(uint16_t port, bool up, FrameList& out) noexcept {
   PortState& p = ports_[port];
   if (p.up == up) return false;
   p.up = up;
   if (!up)
-    for (uint8_t q = 0; q < kClasses; q++) empty_queue(p, port, q, QueueDrop::kLinkDown, now, out);
+    for (uint8_t q = 0; q < kClasses; q++) empty_queue(p, port, q, QueueDrop::kLinkDown, out);
   if (spillway_) up ? spillway_->unflush(port) : spillway_->flush(port);
   list(p, port);
   renew_slow(p, port);

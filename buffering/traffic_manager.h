@@ -88,7 +88,7 @@ class TrafficManager {
   void set_room(uint16_t port, uint32_t frames) noexcept { ports_[port].room = frames; }
   bool waits_for_room() const noexcept { return waits_for_room_; }
   // Whether that is news.
-  bool set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept;
+  bool set_link(uint16_t port, bool up, FrameList& out) noexcept;
   // Packets of a port whose link is down, to be routed anew with reenqueue().
   Frame next_rerouted() noexcept { return rerouted_.pop(); }
   // Drops and counts what finds no other port (nullopt), or no room there.
@@ -177,10 +177,10 @@ class TrafficManager {
   void refill(PortState& p, uint16_t port, Time now) noexcept;
   void reroute(uint16_t port, Time now) noexcept;
   int choose(PortState& p) noexcept;
-  Frame pop(PortState& p, uint16_t port, uint8_t q, Time now, FrameList& out) noexcept;
-  void empty_queue(PortState& p, uint16_t port, uint8_t q, QueueDrop why, Time now, FrameList& out) noexcept;
+  Frame pop(PortState& p, uint16_t port, uint8_t q, FrameList& out) noexcept;
+  void empty_queue(PortState& p, uint16_t port, uint8_t q, QueueDrop why, FrameList& out) noexcept;
   void begin_pausing(uint16_t port, uint8_t group, Time now, FrameList& out) noexcept;
-  void end_pausing(uint16_t port, uint8_t group, Time now, FrameList& out) noexcept;
+  void end_pausing(uint16_t port, uint8_t group, FrameList& out) noexcept;
   void send_pause(PortState& p, uint16_t port, uint8_t priorities, uint16_t quanta, FrameList& out) noexcept;
   void end_pauses(PortState& p, Time now) noexcept;
   void watch(Time now, FrameList& out) noexcept;

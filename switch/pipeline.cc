@@ -315,7 +315,7 @@ std::optional<uint16_t> Pipeline::another_way(Frame& frame, Time now) noexcept {
 
 void Pipeline::set_link(uint16_t port, bool up, Time now, FrameList& out) noexcept {
   if (router_) router_->set_link(port, up);
-  if (!buffers_ || !buffers_->set_link(port, up, now, out)) return;
+  if (!buffers_ || !buffers_->set_link(port, up, out)) return;
   finish(now, out);
 }
 

@@ -408,14 +408,14 @@ TEST(TrafficManager, ALinkThatIsDownTakesNothingAndKeepsNothing) {
   rig.make();
   rig.tm->set_room(1, 0);
   rig.send(2, 1, 0, Time{});
-  EXPECT_TRUE(rig.tm->set_link(1, false, Time{}, rig.out));
-  EXPECT_FALSE(rig.tm->set_link(1, false, Time{}, rig.out));
+  EXPECT_TRUE(rig.tm->set_link(1, false, rig.out));
+  EXPECT_FALSE(rig.tm->set_link(1, false, rig.out));
   rig.send(2, 1, 0, Time{});
   EXPECT_EQ(rig.dropped(1, 2, QueueDrop::kLinkDown), 2u);
   EXPECT_TRUE(rig.tm->empty());
   EXPECT_EQ(rig.pool.in_use(), 0u);
   rig.tm->set_room(1, 9);
-  EXPECT_TRUE(rig.tm->set_link(1, true, Time{}, rig.out));
+  EXPECT_TRUE(rig.tm->set_link(1, true, rig.out));
   rig.send(2, 1, 0, Time{});
   EXPECT_EQ(rig.out.size(), 1u);
 }
