@@ -9,9 +9,11 @@
 #include "tools/sim/check/books_check.h"
 #include "tools/sim/check/memory_check.h"
 #include "tools/sim/check/outcome_check.h"
+#include "tools/sim/check/passage_check.h"
 #include "tools/sim/check/sum_check.h"
 #include "tools/sim/check/wire_check.h"
 #include "tools/sim/cluster.h"
+#include "tools/sim/nic_wire.h"
 #include "tools/sim/wire_marks.h"
 
 namespace millrace::sim {
@@ -525,6 +527,63 @@ TEST_F(Outcome, EndingTwiceIsSeen) {
   check.ended(0, 0, 1, 1, 0, kOk, "");
   check.ended(0, 0, 1, 1, 0, kOk, "");
   EXPECT_NE(said().find("ended twice"), std::string::npos) << said();
+}
+
+// Three packets of one queue pair on their way through a switch.
+class Passage : public testing::Test {
+ protected:
+  static Bytes packet(uint32_t psn, uint8_t ttl = 64) {
+    NicPacket p;
+    p.to = *IpAddress::parse("10.0.0.2"), p.from = *IpAddress::parse("10.0.0.1");
+    p.opcode = kOpSendMiddle, p.qpn = 9, p.psn = psn, p.hops = ttl;
+    const uint8_t data[4] = {1, 2, 3, 4};
+    p.payload = data;
+    return make_frame(p);
+  }
+  // What is said of those that leave, when 1, 2 and 3 have come.
+  std::string judge(const std::vector<std::pair<uint32_t, uint32_t>>& leaving) {  // link, PSN
+    Violations v;
+    PassageCheck check(v);
+    for (const uint32_t psn : {1, 2, 3}) check.came(5, packet(psn));
+    for (const auto& [link, psn] : leaving) check.left(0, 5, link, packet(psn, 63));
+    EXPECT_EQ(check.passed(), leaving.size());
+    return v.count() == 0 ? "" : v.texts().front();
+  }
+};
+
+TEST_F(Passage, InOrderWithGapsAndFloodedIsFine) {
+  EXPECT_EQ(judge({{1, 1}, {1, 2}, {1, 3}}), "");
+  EXPECT_EQ(judge({{1, 1}, {1, 3}}), "");
+  EXPECT_EQ(judge({{1, 1}, {2, 1}, {2, 2}, {1, 2}}), "");
+}
+
+TEST_F(Passage, OneThatOvertakesIsSeen) {
+  EXPECT_NE(judge({{1, 1}, {1, 3}, {1, 2}}).find("PSN 000002"), std::string::npos);
+}
+
+TEST_F(Passage, OneThatLeavesTwiceOrNeverCameIsSeen) {
+  EXPECT_NE(judge({{1, 1}, {1, 1}}), "");
+  EXPECT_NE(judge({{1, 4}}), "");
+}
+
+TEST(Books, ASpillwayThatForgetsOrHoldsTooMuchIsSeen) {
+  auto judge = [](const BooksCheck::Spilled& s) {
+    Violations v;
+    BooksCheck(v).spilled(0, "switch 0", s);
+    return v.count();
+  };
+  const BooksCheck::Spilled right{.in = 10, .drained = 4, .rerouted = 1, .resident = 3, .lost = 2, .size = 3};
+  EXPECT_EQ(judge(right), 0u);
+  for (uint64_t BooksCheck::Spilled::*part :
+       {&BooksCheck::Spilled::drained, &BooksCheck::Spilled::rerouted, &BooksCheck::Spilled::resident,
+        &BooksCheck::Spilled::lost, &BooksCheck::Spilled::in}) {
+    BooksCheck::Spilled wrong = right;
+    (wrong.*part)--;
+    EXPECT_EQ(judge(wrong), 1u);
+  }
+  BooksCheck::Spilled full = right;
+  full.size = 2;
+  EXPECT_EQ(judge(full), 1u);
 }
 
 TEST(Books, LeftoversAndTooMuchAreSeen) {
