@@ -126,7 +126,7 @@ void Engine::Impl::receive(Frame frame, const roce::Packet& packet, Time now, Fr
   // The first valid packet on the queue pair counts as the RTU.
   if (!link.established) {
     cm.established(link.cm);
-    arrived(link);
+    arrived(link, now);
     start_if_complete(*link.group, now, out);
   }
   if (link.qp.wants_to_emit()) queue(link);
@@ -154,7 +154,7 @@ void Engine::Impl::handle_cm_events(Time now, FrameList& out) {
     }
     Link& link = *found->second;
     if (event.kind == Kind::kEstablished) {
-      arrived(link);
+      arrived(link, now);
       start_if_complete(*link.group, now, out);
     }
     if (event.kind == Kind::kDisconnected)
@@ -162,6 +162,15 @@ void Engine::Impl::handle_cm_events(Time now, FrameList& out) {
     else if (event.kind == Kind::kUnreachable || event.kind == Kind::kRejected)
       leave(link, false, now, out);
   }
+}
+
+// Since when somebody waits for the others. Who joined first may be gone, or never have been heard of: that
+// takes nothing from the time of those who are here.
+static Time waiting_since(const Group& g) {
+  Time first = kNever;
+  for (const auto& m : g.members)
+    if (m && m->here) first = std::min(first, m->arrived);
+  return first == kNever ? g.created : first;
 }
 
 void Engine::Impl::tick_group(Group& g, Time now, FrameList& out) {
@@ -173,7 +182,7 @@ void Engine::Impl::tick_group(Group& g, Time now, FrameList& out) {
   }
   // Only the root knows who is missing.
   const Time patience = config.join_timeout + (g.up && g.up->member.here ? kParentFirst : Time{});
-  if (g.state == Group::State::kJoining && now - g.created >= patience) {
+  if (g.state == Group::State::kJoining && now - waiting_since(g) >= patience) {
     std::vector<uint16_t> missing;
     std::string names;
     for (uint16_t r = 0; r < g.world; r++) {

@@ -74,7 +74,7 @@ struct Engine::Impl {
   Group* form(const GroupKey& key, const JoinRequest& join, Time now, JoinReject& refusal);
   bool authorised(const roce::CmEvent& request, const JoinRequest& join) const;
   void refuse(roce::CmId id, const JoinReject& refusal, Time now, FrameList& out);
-  void arrived(Link& link);
+  void arrived(Link& link, Time now);
   void start_if_complete(Group& group, Time now, FrameList& out);
   void start(Group& group, Time now);
   Group* admit_child(Group* group, const JoinRequest& join, const IpAddress& from, Time now, FrameList& out);

@@ -347,12 +347,13 @@ void Engine::Impl::admit(const roce::CmEvent& request, const JoinRequest& j, Tim
 // A link of a member is established. Whoever has never been heard of may be no more than a late copy of a
 // dead process's REQ: the others must not start with it. And a NIC that has not sent its RTU may not be ready
 // for START.
-void Engine::Impl::arrived(Link& link) {
+void Engine::Impl::arrived(Link& link, Time now) {
   link.established = true;
   Member& m = *link.member;
   if (m.here || m.kind == Member::Kind::kParent) return;
   m.here = std::all_of(m.links.begin(), m.links.end(), [](auto& l) { return l && l->established; });
   if (!m.here) return;
+  m.arrived = now;
   for (const uint16_t r : m.ranks.ranks()) link.group->here.insert(r);
   report_members(*link.group);
 }

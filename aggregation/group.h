@@ -52,6 +52,7 @@ struct Member {
   IpAddress address;
   std::vector<std::unique_ptr<Link>> links;  // by stripe; nullptr until joined
   bool here = false;                         // all of them, and established
+  Time arrived{};                            // since when
   bool left = false;
   // Of the group's partials in deterministic operations, this member's, from when the group starts.
   uint32_t first_partial = 0;

@@ -611,6 +611,28 @@ TEST_F(EnginePackets, ExactlyTheMissingRanksAreNamed) {
   EXPECT_EQ(said->ranks, (std::vector<uint16_t>{0, 2}));
 }
 
+// A REQ of the past makes a member of which nothing is heard. Whoever joins later waits for as long as it
+// would have without it.
+TEST_F(EnginePackets, TheJoinTimeOutCountsFromTheFirstWhoIsHere) {
+  config_.join_timeout = seconds(2);
+  const Time formed = now_;
+  ASSERT_EQ(connect(member(1), encode(join_of(1, 2))).kind, roce::CmEvent::Kind::kReply);
+  run_at(formed + milliseconds(1500));
+  Member& m = join(0, 2);
+  const Time joined = now_;
+  const auto until = [&](Time end) {
+    while (now_ < end) {
+      run_at(std::min(std::max(engine().next_deadline(), now_ + nanoseconds(1)), end));
+      for (auto& r : m.inbox)
+        if (r.packet.op->write) acknowledge(m, r.packet.psn());
+    }
+  };
+  until(joined + seconds(2) - nanoseconds(1));
+  EXPECT_EQ(group().state, "joining");
+  until(joined + seconds(2) + milliseconds(50));
+  EXPECT_EQ(group().reason, "ranks missing after the join time-out of 2 s: 1");
+}
+
 TEST_F(EnginePackets, AnOperationIsLateWhenItsTimeIsOverAndNotBefore) {
   config_.operation_timeout = seconds(3);
   form(2);

@@ -114,7 +114,6 @@ class Swarm final : private Observer {
   const Plan& plan_;
   std::map<uint16_t, Time> crashed_at_;  // by host: the last time
   Time switch_back_at_{-1};              // the last time that one was restarted, or went on after long
-  std::map<uint16_t, Time> ghost_at_;    // by host: when a REQ of its past last came to a switch begun anew
   const Dump& dump_;
   Judges judges_;
   Fabric fabric_;
@@ -199,12 +198,8 @@ void Swarm::copy_later(uint32_t node, std::span<const uint8_t> frame) {
   fabric_.network().at(when, [this, node, bytes = std::vector<uint8_t>(frame.begin(), frame.end())] {
     if (healed_) return;
     injected_[static_cast<size_t>(FaultKind::kLateCopy)]++;
-    for (uint16_t h = 0; h < fabric_.hosts(); h++) {
-      if (fabric_.host(h).id() != node) continue;
-      // A switch that has begun anew does not know that it has answered this one.
-      if (switch_back_at_ >= Time{}) ghost_at_[h] = fabric_.now(), excuse_host(h);
-      fabric_.network().send(fabric_.host(h), 0, bytes);
-    }
+    for (uint16_t h = 0; h < fabric_.hosts(); h++)
+      if (fabric_.host(h).id() == node) fabric_.network().send(fabric_.host(h), 0, bytes);
   });
 }
 
@@ -467,10 +462,6 @@ void Swarm::final_round() {
   // lose it.
   for (const auto& [host, at] : crashed_at_)
     if (n.now() - at < plan_.fabric.engine.peer_dead + seconds(2)) excuse_host(host);
-  // What a REQ of the past has joined holds its rank, and its group's join time-out runs.
-  for (const auto& [host, at] : ghost_at_)
-    if (n.now() - at < plan_.fabric.engine.join_timeout + plan_.fabric.engine.peer_dead + seconds(2))
-      excuse_host(host);
   // So may a switch hold what its children have forgotten.
   if (switch_back_at_ >= Time{} && n.now() - switch_back_at_ < plan_.fabric.engine.peer_dead + seconds(2))
     for (const GroupPlan& g : plan_.groups)
