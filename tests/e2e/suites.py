@@ -42,7 +42,7 @@ class Suite:
         return os.path.join(HERE, self.program)
 
 
-GTESTS = (("unit", 60, "tests/unit_tests"), ("vectors", 30, "tests/vector_tests"), ("sim", 180, "tests/sim_tests"),
+GTESTS = (("unit", 90, "tests/unit_tests"), ("vectors", 30, "tests/vector_tests"), ("sim", 180, "tests/sim_tests"),
           ("fuzz", 60, "tests/fuzz_smoke"))
 SANITIZER_SLOWDOWN = 3
 
@@ -85,7 +85,7 @@ def build(suites):
     if any(s.sanitized for s in suites):
         good = subprocess.run([script, "--dir", BUILD_ASAN, "--say", "sanitizer build", "-Dwerror=true",
                                "-Ddpdk=false", "-Db_sanitize=address,undefined", "-Db_lundef=false",
-                               "-Doptimization=1"]).returncode == 0 and good
+                               "-Doptimization=1"] + [s.program for s in suites if s.sanitized]).returncode == 0 and good
     return good
 
 
