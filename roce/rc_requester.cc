@@ -202,7 +202,9 @@ void RcRequester::advance(Psn una, Time now) {
     cursor_packet_ = static_cast<uint32_t>(una_.distance(at(cursor_).first));
   backoff_ = 0;
   timer_ = outstanding() ? now + config_.retransmit_timeout : kNever;
-  if (!outstanding()) tail_timer_ = kNever;
+  if (outstanding()) return;
+  tail_timer_ = kNever;
+  probe_due_ = false;  // what it would repeat is complete, and its place may be another's by now
 }
 
 void RcRequester::go_back(Psn psn) {

@@ -1,8 +1,9 @@
 #!/usr/bin/python3
-"""Asks the tests what they notice: changes one small thing at a time in roce/ and aggregation/ (an operator, a constant, a
-condition, a statement left out), builds, runs the suites that need no network, and prints the changes that nobody noticed.
+"""Asks the tests what they notice: changes one small thing at a time in roce/, aggregation/ and buffering/ (an operator, a
+constant, a condition, a statement left out), builds, runs the suites that need no network, and prints the changes that
+nobody noticed.
 
-    tests/mutate.py --count 100 --seed 1
+    tests/mutate.py --count 100 --seed 1 --rooms buffering
 
 Works on a copy of the tree; the copy's build stays in --work for the next run. A change that does not compile, or whose
 object code is the same, does not count. Initial values of members (`uint32_t payload = 0;` in a class) are left alone: most
@@ -20,7 +21,7 @@ import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-ROOMS = ("roce", "aggregation")
+ROOMS = ("roce", "aggregation", "buffering")
 PROGRAMS = ("unit_tests", "vector_tests", "sim_tests", "fuzz_smoke")  # in the order of their speed
 TIMEOUT_S = 240
 
@@ -92,7 +93,7 @@ class Tree:
             subprocess.run(["meson", "setup", "-Ddpdk=false", "-Dbuildtype=plain", "-Doptimization=1", "-Dwerror=false",
                             self.build, self.source], check=True, stdout=subprocess.DEVNULL)
 
-    def make(self, programs=PROGRAMS):
+    def make(self, programs):
         done = subprocess.run(["ninja", "-C", self.build, *("tests/" + p for p in programs)], capture_output=True, text=True)
         return done.returncode == 0
 
@@ -111,7 +112,7 @@ class Tree:
                     digest.update(file.read())
         return digest.hexdigest()
 
-    def noticed_by(self, programs=PROGRAMS):
+    def noticed_by(self, programs):
         """The program that failed, or None."""
         for program in programs:
             try:
@@ -129,16 +130,23 @@ def main():
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", default="/tmp/millrace-mutate")
+    parser.add_argument("--rooms", default=",".join(ROOMS), help="where to change something (default %(default)s)")
+    parser.add_argument("--programs", default=",".join(PROGRAMS), help="which suites are asked, in this order (default "
+                        "%(default)s)")
     options = parser.parse_args()
+    rooms, programs = options.rooms.split(","), options.programs.split(",")
+    for given, known in ((rooms, ROOMS), (programs, PROGRAMS)):
+        if unknown := sorted(set(given) - set(known)):
+            parser.error(f"{', '.join(unknown)}: none of {', '.join(known)}")
     tree = Tree(options.work)
-    if not tree.make():
+    if not tree.make(programs):
         sys.exit("mutate: the tree does not build")
-    if by := tree.noticed_by():
+    if by := tree.noticed_by(programs):
         sys.exit(f"mutate: {by} fails without any change")
     original = tree.objects()
 
     choice = random.Random(options.seed)
-    files = [os.path.join(room, name) for room in ROOMS for name in sorted(os.listdir(os.path.join(ROOT, room)))
+    files = [os.path.join(room, name) for room in rooms for name in sorted(os.listdir(os.path.join(ROOT, room)))
              if name.endswith((".cc", ".h"))]
     all_sites = []
     for name in files:
@@ -162,15 +170,15 @@ def main():
             with open(path, "w") as file:
                 file.write("\n".join(lines))
             # What the fastest program does not need is built only where that one has noticed nothing.
-            if not tree.make(PROGRAMS[:1]):
+            if not tree.make(programs[:1]):
                 skipped += 1
                 continue
-            by = tree.noticed_by(PROGRAMS[:1])
+            by = tree.noticed_by(programs[:1])
             if not by:
-                if not tree.make() or tree.objects() == original:
+                if not tree.make(programs) or tree.objects() == original:
                     skipped += 1
                     continue
-                by = tree.noticed_by(PROGRAMS[1:])
+                by = tree.noticed_by(programs[1:])
         finally:
             with open(path, "w") as file:
                 file.write(text)
