@@ -167,12 +167,11 @@ def measure(options):
         wait_for("done", flows, 30)
         reports = {process.name: ended(process) for process in flows}
         spillway, buffers = lab.ask("spillway"), lab.ask("buffers")
-        counters = lab.counters()
-    return account(options, samples, at_interface, reports, spillway, buffers, counters,
+    return account(options, samples, at_interface, reports, spillway, buffers,
                    {n: (ended_at[n] - began[n]) / (at_interface[1][0] - at_interface[0][0]) for n in began})
 
 
-def account(options, samples, at_interface, reports, spillway, buffers, counters, cpu):
+def account(options, samples, at_interface, reports, spillway, buffers, cpu):
     if len(samples) < 3:
         raise LabError("hardly anything was spilled: offer more, or send more")
     sender, receiver = (reports[n]["connections"][0] for n in ("sender", "receiver"))
@@ -183,16 +182,14 @@ def account(options, samples, at_interface, reports, spillway, buffers, counters
             "seconds": round(samples[-1][0] - samples[0][0], 2),
             "mbps_interface": round(wire_mbps(*at_interface), 1),
             "mbps_port": round(wire_mbps(samples[0], samples[-1]), 1),
-            "mbps_port_worst": round(min(windows), 1), "windows": [round(w) for w in windows],
+            "mbps_port_worst": round(min(windows), 1),
             "packets": sender["sent"]["packets"], "spilled": spill["spilled"]["packets"],
             "drained": spill["drained"]["packets"], "resident_mb_max": round(spill["resident_bytes_max"] / 1e6, 1),
             "dropped": sum(q["dropped"]["packets"] for q in queues) + spill["refused"]["packets"] +
             spill["lost"]["packets"],
             "out_of_sequence": receiver["received"]["out_of_sequence"], "naks": receiver["received"]["naks_sent"],
             "wrong": receiver["received"]["wrong_packets"], "retransmitted": sender["sent"]["retransmitted"],
-            "lenders": spillway["lenders"], "cpu": {n: round(c, 2) for n, c in cpu.items()},
-            "lanes": {k: v for k, v in counters.items() if k.startswith("ports.") and v and
-                      any(w in k for w in ("frames", "missed", "full", "empty"))}}
+            "lenders": spillway["lenders"], "cpu": {n: round(c, 2) for n, c in cpu.items()}}
 
 
 def complaints(run, options):
@@ -216,7 +213,7 @@ def parse_options():
     parser.add_argument("--port-mbps", type=int, default=1000, help="rate of the receiver's port (1000)")
     parser.add_argument("--offer-mbps", type=int, default=1500, help="what the sender offers at most; 0: what it can")
     parser.add_argument("--megabytes", type=int, default=384, help="of the transfer, MiB (384)")
-    parser.add_argument("--window", type=int, default=16384, help="packets in flight (16384)")
+    parser.add_argument("--window", type=int, default=4096, help="packets in flight (4096)")
     parser.add_argument("--store", choices=("remote", "local"), default="remote")
     parser.add_argument("--spin-us", type=int, default=20, help="of the switch, before it sleeps (20)")
     parser.add_argument("--reads", type=int, help="spill_lender_reads of the switch (its default)")
