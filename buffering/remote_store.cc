@@ -1,6 +1,7 @@
 #include "buffering/remote_store.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <random>
 
@@ -16,6 +17,11 @@ constexpr uint32_t kPacketsPerTurn = 64;
 constexpr Time kStarvedFor = std::chrono::microseconds(100);
 constexpr uint32_t kLendersMax = 64;
 constexpr uint32_t kSlotsMax = 1u << 24;  // of one lender
+
+// A packet of full length is longer than the path MTU by its headers. These few bytes stay here, or each
+// packet would cross the network as two, there and back.
+constexpr uint32_t kHeadMax = 128;
+using Head = std::array<uint8_t, kHeadMax>;
 
 // Where a packet is. Each but kFree is a list that it stands in.
 enum class Where : uint8_t { kFree, kHeld, kAsked, kReading, kEvent };
@@ -79,6 +85,10 @@ struct RemoteStore::Impl {
   uint32_t take_slot(Lender& l);
   void give_slot(Lender& l, uint32_t slot);
 
+  uint32_t head_bytes(uint32_t packet) const {
+    const uint32_t over = packet % config.mtu;
+    return packet > config.mtu && over <= kHeadMax ? over : 0;
+  }
   Lender* choose(uint32_t bytes);
   bool write(uint32_t id, Frame& frame);
   void pump(Lender& l);
@@ -99,6 +109,7 @@ struct RemoteStore::Impl {
   std::mt19937_64 random;
   std::vector<std::unique_ptr<Lender>> lenders;
   LazyArray<Entry> entries;
+  LazyArray<Head> heads;  // by id
   List events;
   uint32_t next_qpn = 0;
   bool closing = false;
@@ -120,7 +131,12 @@ roce::CmConfig cm_config(const RemoteStoreConfig& c) {
 }  // namespace
 
 RemoteStore::Impl::Impl(const RemoteStoreConfig& c, FramePool& p)
-    : config(c), pool(p), cm(cm_config(c), p), random(c.seed), entries(c.ids) {
+    : config(c),
+      pool(p),
+      cm(cm_config(c), p),
+      random(c.seed),
+      entries(c.ids),
+      heads(c.slot_bytes > c.mtu ? c.ids : 0) {
   const auto bad = [](const std::string& what) { throw Error(ErrorCode::kConfig, what); };
   if (c.lenders.empty() || c.lenders.size() > kLendersMax)
     bad("a remote store needs between 1 and " + std::to_string(kLendersMax) + " lenders");
@@ -239,7 +255,9 @@ bool RemoteStore::Impl::write(uint32_t id, Frame& frame) {
   roce::WorkRequest r;
   r.kind = roce::WorkRequest::Kind::kWrite;
   r.id = l->tail;
-  r.parts[0] = frame.bytes();
+  const uint32_t head = head_bytes(b->length);
+  if (head != 0) std::memcpy(heads[id].data(), b->data(), head);
+  r.parts[0] = frame.bytes().subspan(head);
   r.remote_address = l->address + uint64_t{e.slot} * config.slot_bytes;
   r.rkey = l->rkey;
   const bool posted = l->qp->requester().post(std::move(r));
@@ -247,7 +265,7 @@ bool RemoteStore::Impl::write(uint32_t id, Frame& frame) {
   (void)posted;
   l->at(l->tail++) = {id, e.use, false, std::move(frame)};
   l->counts.written++;
-  l->counts.bytes_written += e.length;
+  l->counts.bytes_written += e.length - head;
   work = true;
   return true;
 }
@@ -268,7 +286,9 @@ void RemoteStore::Impl::pump(Lender& l) {
     roce::WorkRequest r;
     r.kind = roce::WorkRequest::Kind::kRead;
     r.id = l.tail;
-    r.into = frame.bytes();
+    const uint32_t head = head_bytes(e.length);
+    if (head != 0) std::memcpy(b->data(), heads[id].data(), head);
+    r.into = frame.bytes().subspan(head);
     r.remote_address = l.address + uint64_t{e.slot} * config.slot_bytes;
     r.rkey = l.rkey;
     if (!l.qp->requester().post(std::move(r))) return;
@@ -289,7 +309,7 @@ void RemoteStore::Impl::complete(Lender& l) {
     Entry& e = entries[done.id];
     if (e.where != Where::kReading || e.use != done.use) continue;  // discarded meanwhile
     l.counts.read++;
-    l.counts.bytes_read += e.length;
+    l.counts.bytes_read += e.length - head_bytes(e.length);
     give_slot(l, e.slot);
     move(done.id, Where::kEvent);
     e.frame = done.frame.release();

@@ -8,8 +8,9 @@ namespace millrace::buffering {
 namespace {
 
 constexpr int64_t kQuantum = 512;  // bytes per round and weight
-// How much time a busy port makes up for when it is polled late: some sleeps of the worker's idle mode.
-constexpr Time kLagMax = std::chrono::microseconds(200);
+// How much time a busy port makes up for when it is polled late: some sleeps of the worker's idle mode, or
+// one turn of a worker that hands a few hundred frames to the kernel.
+constexpr Time kLagMax = std::chrono::milliseconds(1);
 constexpr uint64_t kPicosecondsPerByte = 8'000'000'000'000ull;  // at 1 bit/s
 
 constexpr uint8_t bit(uint8_t n) { return static_cast<uint8_t>(1u << n); }
@@ -277,7 +278,9 @@ void TrafficManager::empty_queue(PortState& p, uint16_t port, uint8_t q, QueueDr
 void TrafficManager::refill(PortState& p, uint16_t port, Time now) noexcept {
   const SpillwayConfig& c = config_.spillway;
   const uint64_t burst = c.drain_burst != 0 ? c.drain_burst : 2 * uint64_t{config_.mtu};
-  const Time lag(static_cast<int64_t>(burst * p.drain_ps_per_byte / 1000));
+  // Without a rate of its own, draining is held back by the port alone: it makes up for what the port does.
+  const Time lag = std::max(Time(static_cast<int64_t>(burst * p.drain_ps_per_byte / 1000)),
+                            c.drain_rate_bps == 0 && c.drain_burst == 0 ? kLagMax : Time{});
   for (uint8_t q = kClasses; q-- > 0;) {
     if (!spillway_->holds(port, q)) continue;
     spillway_->observe(port, q, buffer_.queue_bytes(port, q), p.paused >> q & 1, false);

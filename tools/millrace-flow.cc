@@ -106,6 +106,8 @@ roce::QueuePairConfig configure(const Options& o, const Connection& c, const roc
   q.requester.first_psn = first_psn(c.local);
   q.requester.mtu = o.mtu;
   q.requester.packets_max = o.window;
+  // As many messages as the window holds, or the window would never be full.
+  q.requester.requests_max = std::max(64u, static_cast<uint32_t>(uint64_t{o.window} * o.mtu / o.message) + 1);
   q.requester.retransmit_timeout = std::chrono::milliseconds(o.timeout_ms);
   q.requester.dcqcn.line_rate = uint64_t{o.line_mbps} * 1'000'000;
   q.peer_dead = 60s;

@@ -255,6 +255,35 @@ TEST(RemoteStore, WhatIsWrittenComesBack) {
   EXPECT_EQ(lease.borrower, ip("10.0.0.1"));
 }
 
+// A RoCE packet of full length is longer than the path MTU; were all of it sent, it would be two packets each
+// way.
+TEST(RemoteStore, APacketOfFullLengthCrossesAsOne) {
+  for (const auto& [bytes, wanted] :
+       {std::pair{4154u, 1u}, {4224u, 1u}, {4096u, 1u}, {4095u, 1u}, {1100u, 1u}}) {
+    Rig r(1);
+    r.start_and_connect();
+    const uint64_t before = r.store->status(0).packets_sent;
+    for (uint32_t id = 0; id < 32; id++) ASSERT_TRUE(r.write(id, bytes));
+    for (uint32_t id = 0; id < 32; id++) r.read(id);
+    r.run_until([&] { return r.kept.empty(); });
+    EXPECT_EQ(r.back, 32u) << bytes;
+    // And as many requests for them.
+    EXPECT_EQ(r.store->status(0).packets_sent - before, 32u * wanted + 32u) << bytes;
+    EXPECT_EQ(r.servers[0]->table.leases().at(0).bytes_written, 32u * std::min(bytes, 4096u)) << bytes;
+  }
+  // Of a small MTU's many packets, none is of a few bytes only; and what is no header is not kept here.
+  for (const auto& [bytes, wanted] : {std::pair{4154u, 4u}, {1024u + 129u, 2u}, {1024u + 128u, 1u}}) {
+    Rig r(1);
+    r.config.mtu = 1024;
+    r.start_and_connect();
+    const uint64_t before = r.store->status(0).packets_sent;
+    ASSERT_TRUE(r.write(0, bytes));
+    r.read(0);
+    r.run_until([&] { return r.kept.empty(); });
+    EXPECT_EQ(r.store->status(0).packets_sent - before, wanted + 1) << bytes;
+  }
+}
+
 // A READ behind its WRITE of the same slot, the slot used over and over, whatever the wires do.
 class Wires : public testing::TestWithParam<uint64_t> {};
 TEST_P(Wires, WhatIsWrittenComesBack) {

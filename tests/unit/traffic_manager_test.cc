@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "buffering/local_store.h"
 #include "roce/packet.h"
 #include "tools/sim/nic_wire.h"
 
@@ -117,12 +118,32 @@ TEST(TrafficManager, APollThatIsLateCostsABusyPortNoTime) {
   Rig rig;
   rig.port(1).rate_bps = 1'000'000'000;
   rig.make();
-  for (int i = 0; i < 100; i++) rig.send(0, 1, 0, Time{});
+  for (int i = 0; i < 300; i++) rig.send(0, 1, 0, Time{});
   rig.tm->poll(microseconds(100), rig.out);
   // 8.176 µs each: the 13th begins at 98.1 µs.
   EXPECT_EQ(rig.out.size(), 13u);
   rig.tm->poll(microseconds(100) + milliseconds(10), rig.out);
-  EXPECT_LE(rig.out.size(), 13u + 26u) << "a long absence is not made up for";
+  EXPECT_LE(rig.out.size(), 13u + 124u) << "a long absence is not made up for";
+}
+
+// Nor where what the port sends comes out of the spillway.
+TEST(TrafficManager, APollThatIsLateCostsADrainingPortNoTime) {
+  Rig rig;
+  rig.port(1).rate_bps = 1'000'000'000;
+  rig.port(1).queues[0].profile.static_th = 20'000;
+  rig.port(1).queues[0].profile.spill = true;
+  rig.config.spillway.enabled = true;
+  rig.config.spillway.dscp.set();
+  const uint32_t ids = Spillway::ids_max(rig.config.spillway);
+  rig.tm.emplace(rig.config, rig.pool, std::make_unique<LocalStore>(64u << 20, ids, ids));
+  for (int i = 0; i < 4000; i++) rig.send(0, 1, 0, Time{});
+  const uint64_t spilled = rig.tm->spillway()->counters().spilled.packets;
+  EXPECT_GT(spilled, 3900u);
+  // Every 400 µs instead of when it was asked to: 49 frames each time, of which the queue holds 32 at once.
+  Time now{};
+  for (int i = 0; i < 50; i++) rig.tm->poll(now += microseconds(400), rig.out);
+  EXPECT_EQ(rig.dropped(1, 0, QueueDrop::kQueueFull), 0u);
+  EXPECT_NEAR(static_cast<double>(rig.out.size()), 20'000 / 8.176, 60);
 }
 
 TEST(TrafficManager, TheDeviceBehindAPortSaysHowMuchItTakes) {
