@@ -110,7 +110,7 @@ uint32_t RcRequester::transmit(const Wire& wire, FramePool& pool, Crc32Combine& 
                                Time now, FrameList& out) {
   uint32_t sent = 0;
   if (now >= held_until_) held_until_ = kNever;
-  if (probe_due_ && wants_to_send()) {
+  if (probe_due_ && budget > 0 && wants_to_send()) {
     // The newest packet again: its duplicate draws an ACK, a loss before it a NAK, either well before the
     // timer.
     const Posted& p = at(cursor_packet_ > 0 ? cursor_ : cursor_ - 1);

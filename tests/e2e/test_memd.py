@@ -205,18 +205,20 @@ class SwitchTest(e2e.LabTest):
     SENDER, RECEIVER, LENDER = 1, 2, 3
     COUNT, RATE_MBPS = 1000, 10  # the burst comes at some 44 Mb/s
 
-    def start(self, kind):
+    def start(self, kind, ipv6=False):
+        """ipv6: the lender is known by an IPv6 address; the burst itself is of IPv4 all the same."""
+        address = Network.address(self.LENDER, ipv6=ipv6)
         overrides = {
             "addresses": [Network.switch_address() + "/24", Network.switch_address(ipv6=True) + "/64"],
             "qos": {"PORT": {f"p{self.RECEIVER}": {"rate_mbps": self.RATE_MBPS}},
                     "BUFFER_PROFILE": {"spilling": {"static_th": "64KiB", "packet_discard_action": "spill"}},
                     "BUFFER_QUEUE": {f"p{self.RECEIVER}|0": {"profile": "spilling"}}},
             "spillway": {"spill_dscp": [10], "max_residence_ms": 30000, "spill_mark_ce": False,
-                         "spill_lenders": [{"address": Network.address(self.LENDER)}],
+                         "spill_lenders": [{"address": address}],
                          "spill_lender_dead_ms": 5000}}
         lab = self.enterContext(self.lab(hosts=[NAMESPACE, NAMESPACE, kind], overrides=overrides))
-        memd = lab.start("memd", [e2e.binary("millrace-memd"), "--listen", lab.address(self.LENDER), "--size", "8MiB",
-                                  "--json", "--status", "0.5"], host=self.LENDER)
+        memd = lab.start("memd", [e2e.binary("millrace-memd"), "--listen", address, "--size", "8MiB", "--json",
+                                  "--status", "0.5"], host=self.LENDER)
         self.wait_for(lambda: self.lender(lab)["state"] == "connected", 60, "a lease")
         return lab, memd
 
@@ -245,10 +247,19 @@ class SwitchTest(e2e.LabTest):
         return lender["written"]
 
     def test_what_does_not_fit_goes_to_the_lender_and_comes_back_in_order(self):
-        lab, memd = self.start(NAMESPACE)
-        self.assert_all_in_order(lab, self.burst(lab, "soft", self.COUNT), self.COUNT)
-        lease = lines(memd)[-1]["leases"][0]
-        self.assertEqual(lease["switch"], lab.switch_address())
+        self.check_that_all_comes_back(ipv6=False)
+
+    def test_an_ipv6_lender_is_found_by_neighbour_discovery_and_serves_as_well(self):
+        self.check_that_all_comes_back(ipv6=True)
+
+    def check_that_all_comes_back(self, ipv6):
+        lab, memd = self.start(NAMESPACE, ipv6)
+        written = self.assert_all_in_order(lab, self.burst(lab, "soft", self.COUNT), self.COUNT)
+        self.assertEqual(self.lender(lab)["address"], Network.address(self.LENDER, ipv6=ipv6))
+        # What the lender itself has counted, too.
+        leases = self.wait_for(lambda: (of := lines(memd)[-1]["leases"]) and of[0]["reads"] >= written and of, 10,
+                               "the lender's count")
+        self.assertEqual((leases[0]["switch"], leases[0]["writes"]), (lab.switch_address(ipv6=ipv6), written))
         # A lease ends with the switch, and the switch does not wait for long.
         lab.stop_switch()
         self.wait_for(lambda: lines(memd)[-1]["leases_ended"] == 1, 10, "the lease's end")

@@ -9,6 +9,7 @@
 #include "host/memd_soft.h"
 #include "roce/build.h"
 #include "switch/pipeline.h"
+#include "tests/fuzz/frames.h"
 
 namespace millrace::switching {
 namespace {
@@ -22,15 +23,17 @@ using Bytes = std::vector<uint8_t>;
 constexpr MacAddress kSender{{2, 0, 0, 0, 1, 1}}, kReceiver{{2, 0, 0, 0, 1, 2}};
 IpAddress ip(const std::string& text) { return *IpAddress::parse(text); }
 MacAddress lender_mac(size_t i) { return {{2, 0, 0, 0, 2, static_cast<uint8_t>(i)}}; }
-IpAddress lender_ip(size_t i) { return ip("10.0.0." + std::to_string(50 + i)); }
+IpAddress lender_ip(size_t i, bool v6) { return ip((v6 ? "fd00::" : "10.0.0.") + std::to_string(50 + i)); }
 
-// Port 0 sends, port 1 receives at 1 Gb/s, ports from 2 on have a lender each.
+// Port 0 sends, port 1 receives at 1 Gb/s, ports from 2 on have a lender each, known by an IPv4 address or by
+// an IPv6 one.
 struct Rig {
-  explicit Rig(size_t lenders) {
+  explicit Rig(size_t lenders, bool six = false) : v6(six) {
     config.ports = static_cast<uint16_t>(2 + lenders);
     config.engine.mac = {{2, 0, 0, 0, 0, 1}};
-    config.engine.addresses = {ip("10.0.0.1")};
-    config.routing.interfaces = {{Prefix::parse("10.0.0.1/24").value(), kBridge, true}};
+    config.engine.addresses = {ip("10.0.0.1"), ip("fd00::1")};
+    config.routing.interfaces = {{Prefix::parse("10.0.0.1/24").value(), kBridge, true},
+                                 {Prefix::parse("fd00::1/64").value(), kBridge, true}};
     buffering::Config b;
     b.ports.resize(config.ports);
     b.ports[1].rate_bps = 1'000'000'000;
@@ -41,15 +44,16 @@ struct Rig {
     config.buffers = b;
     config.remote.emplace();
     for (size_t i = 0; i < lenders; i++) {
-      config.remote->lenders.push_back({lender_ip(i)});
-      servers.push_back(std::make_unique<Server>(i));
+      config.remote->lenders.push_back({lender_ip(i, v6)});
+      servers.push_back(std::make_unique<Server>(i, v6));
     }
   }
   struct Server {
-    explicit Server(size_t i) : memory(8 << 20), table(memory, 1), lender(settings(i), table, pool) {}
-    static host::SoftLenderConfig settings(size_t i) {
+    explicit Server(size_t i, bool six = false)
+        : memory(8 << 20), table(memory, 1), lender(settings(i, six), table, pool) {}
+    static host::SoftLenderConfig settings(size_t i, bool six) {
       host::SoftLenderConfig c;
-      c.address = lender_ip(i);
+      c.address = lender_ip(i, six);
       c.seed = c.ca_guid = 9 + i;
       return c;
     }
@@ -126,17 +130,26 @@ struct Rig {
     next = psn + 1;
     received++;
   }
-  // Asks who has the address: the lender's host answers (RFC 826).
+  // Asks who has the address: the lender's host answers (RFC 826 and RFC 4861).
   bool answer_arp(size_t i, Bytes b) {
+    if (b.size() >= 78 && b[12] == 0x86 && b[20] == 58) {
+      if (b[54] != 135 || IpAddress::from_v6(&b[62]) != lender_ip(i, true)) return true;
+      MacAddress asker;
+      std::copy_n(b.begin() + 6, 6, asker.bytes.begin());
+      solicitations++;
+      feed(static_cast<uint16_t>(2 + i),
+           fuzz::neighbour(136, lender_mac(i), lender_ip(i, true), ip("fd00::1"), lender_ip(i, true), asker));
+      return true;
+    }
     if (b.size() < 42 || b[12] != 0x08 || b[13] != 0x06) return false;
-    if (b[21] != 1 || IpAddress::from_v4(&b[38]) != lender_ip(i)) return true;
+    if (b[21] != 1 || IpAddress::from_v4(&b[38]) != lender_ip(i, false)) return true;
     const Bytes asker(b.begin() + 22, b.begin() + 32);
     const MacAddress mac = lender_mac(i);
     std::copy_n(asker.begin(), 6, b.begin());
     std::copy_n(mac.bytes.begin(), 6, b.begin() + 6);
     b[21] = 2;
     std::copy_n(mac.bytes.begin(), 6, b.begin() + 22);
-    std::copy_n(lender_ip(i).v4(), 4, b.begin() + 28);
+    std::copy_n(lender_ip(i, false).v4(), 4, b.begin() + 28);
     std::copy(asker.begin(), asker.end(), b.begin() + 32);
     feed(static_cast<uint16_t>(2 + i), b);
     return true;
@@ -190,6 +203,7 @@ struct Rig {
     uint16_t port;
     Bytes bytes;
   };
+  bool v6;
   Time now = seconds(1);
   HeapFramePool pool{8192};
   PipelineConfig config;
@@ -197,6 +211,7 @@ struct Rig {
   std::vector<std::unique_ptr<Server>> servers;
   std::deque<OnWire> wire;
   uint32_t sent = 0, next = 0, received = 0, missing = 0, disordered = 0;
+  uint32_t solicitations = 0;
 };
 
 // 2 Gb/s onto 1 Gb/s for 5 ms, with 100 KB of queue: what does not fit, about (2 − 1) Gb/s × 5 ms − 100 KB =
@@ -223,6 +238,34 @@ TEST(RemoteSpill, ABurstGoesToTheLendersAndComesBackInOrder) {
   // The port was never idle in between: the remote spill keeps up with it.
   const Time wire_time = nanoseconds(static_cast<int64_t>(r.sent) * (1098 + 24) * 8);
   EXPECT_LT(wire_time, milliseconds(11));
+}
+
+// The same to lenders that are known by IPv6 addresses: found by neighbour discovery, never by ARP; the data
+// that is spilled is of IPv4 all the same.
+TEST(RemoteSpill, LendersOfIpv6AreAsGood) {
+  Rig r(2, true);
+  r.start();
+  EXPECT_GE(r.solicitations, 2u);
+  const uint32_t frames_before = r.pool.in_use();
+  r.run(milliseconds(5), nanoseconds(4392));
+  r.run(milliseconds(12));
+  EXPECT_GT(r.sent, 1100u);
+  EXPECT_EQ(r.received, r.sent);
+  EXPECT_EQ(r.disordered, 0u);
+  uint64_t written = 0, bytes = 0;
+  for (size_t i = 0; i < 2; i++) {
+    const auto s = r.pipeline->remote()->status(i);
+    const auto lease = r.servers[i]->table.leases().at(0);
+    EXPECT_EQ(lease.borrower, ip("fd00::1"));
+    EXPECT_EQ(lease.writes, s.written);
+    EXPECT_EQ(s.read, s.written);
+    written += s.written, bytes += lease.bytes_written;
+  }
+  EXPECT_GE(written, (525'000u - 20'000u) / 1098);
+  EXPECT_EQ(bytes, written * 1098);
+  EXPECT_EQ(r.spill().drained.packets, written);
+  EXPECT_EQ(r.pipeline->remote()->used(), 0u);
+  EXPECT_EQ(r.pool.in_use(), frames_before);
 }
 
 // Scenario 17: a lender dies mid-spill. Only what it held is lost, and counted; the rest drains in order.
