@@ -134,6 +134,10 @@ class TwoDc(unittest.TestCase):
         self.assertGreater(runs["off"]["kernels"][str(RECEIVER)]["out_of_seq_request"], 0)
         self.assertGreater(runs["off"]["kernels"][str(SENDER)]["rcvd_seq_err"], 0)
         self.assert_kernels_missed_nothing(runs["remote"])
+        for traffic in ("kv", "storage"):
+            with self.subTest(traffic):
+                runs, _ = self.two_dc("--rxe", "--traffic", traffic, "--spill", "remote", "--transfer", "4M")
+                self.assert_kernels_missed_nothing(runs["remote"])
 
     def assert_kernels_missed_nothing(self, run):
         for host, counted in run["kernels"].items():
