@@ -49,6 +49,7 @@ struct QueueConfig {
 struct PortConfig {
   uint64_t rate_bps = 0;       // emulated line rate; 0: the device's
   uint64_t speed_bps = 100e9;  // the link's, in whose bit times pauses are counted where rate_bps is 0
+  bool speed_given = false;    // else whoever knows the device may tell better
   std::array<uint8_t, 64> dscp_to_tc{};
   std::array<uint8_t, kClasses> tc_to_queue{0, 1, 2, 3, 4, 5, 6, 7};
   std::array<uint8_t, kClasses> tc_to_pg{0, 1, 2, 3, 4, 5, 6, 7};
@@ -58,6 +59,8 @@ struct PortConfig {
   // and priority group n.
   std::bitset<kClasses> pfc;
   bool watchdog = true;  // PFC_WD on those priorities
+  // Whether the device is to send pauses of lossless groups from its receive buffer, too.
+  enum class PfcHardware : uint8_t { kAuto, kOn, kOff } pfc_hardware = PfcHardware::kAuto;
 };
 
 struct SpillwayConfig {

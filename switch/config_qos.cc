@@ -322,11 +322,18 @@ class QosReader {
 
   void read_ports() {
     per_target("PORT", false, [&](YamlMap& map) -> Apply {
+      using Hardware = buffering::PortConfig::PfcHardware;
       std::optional<uint64_t> speed, rate;
+      std::string hardware;
       map.number("speed", 1, kSpeedMax, [&](uint64_t v) { speed = v * kMegabit; });
       map.number("rate_mbps", 1, kSpeedMax, [&](uint64_t v) { rate = v * kMegabit; });
+      map.choice("pfc_hardware", {"auto", "on", "off"}, hardware);
       return [=](buffering::PortConfig& port, size_t) {
-        if (speed) port.speed_bps = *speed;
+        if (speed) port.speed_bps = *speed, port.speed_given = true;
+        if (!hardware.empty())
+          port.pfc_hardware = hardware == "on"    ? Hardware::kOn
+                              : hardware == "off" ? Hardware::kOff
+                                                  : Hardware::kAuto;
         if (rate) port.rate_bps = *rate;
       };
     });
@@ -403,15 +410,20 @@ class QosReader {
 
   // A group that is lossless by its profile, and whose sender would never be told to pause.
   void check_lossless() const {
-    for (size_t i = 0; i < buffering_.ports.size(); i++)
+    for (size_t i = 0; i < buffering_.ports.size(); i++) {
+      const buffering::PortConfig& port = buffering_.ports[i];
+      if (port.pfc_hardware == buffering::PortConfig::PfcHardware::kOn &&
+          std::none_of(port.groups.begin(), port.groups.end(), [](auto& g) { return g.xoff > 0; }))
+        qos_.fail("PORT", "pfc_hardware is on, but no priority group of " + config_.ports[i].name +
+                              " is lossless: give one a BUFFER_PROFILE with xoff in BUFFER_PG");
       for (size_t c = 0; c < kClasses; c++) {
-        const buffering::PortConfig& port = buffering_.ports[i];
         if (port.groups[c].xoff > 0 && !port.pfc.test(c))
           qos_.fail("BUFFER_PG", "priority group " + std::to_string(c) + " of " + config_.ports[i].name +
                                      " is lossless (its profile has xoff), but PORT_QOS_MAP's pfc_enable of "
                                      "that port is without " +
                                      std::to_string(c));
       }
+    }
   }
 
   // Queues and priority groups are two views of the same bytes.

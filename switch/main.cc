@@ -166,6 +166,7 @@ void run(const Config& config) {
   Captures captures(config);
   CommandRing ring;
   Worker worker(config, pool, captures, ring);
+  for (const std::string& note : worker.notes()) spdlog::info("{}", note);
   Control control(config, ring);
   sched_setaffinity(0, sizeof(worker_cpus), &worker_cpus);
 

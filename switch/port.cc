@@ -1,3 +1,5 @@
+// Priority flow control by receive queue is not yet in DPDK's stable interface.
+#define ALLOW_EXPERIMENTAL_API
 #include "switch/port.h"
 
 #include <net/if.h>
@@ -45,6 +47,46 @@ uint32_t interface_mtu(const std::string& interface) {
   close(fd);
   return rc == 0 ? static_cast<uint32_t>(request.ifr_mtu) : 0;
 }
+
+class DpdkPfc final : public PfcDevice {
+ public:
+  explicit DpdkPfc(uint16_t id) : id_(id) {}
+  int queue_abilities(PfcQueueAbilities& abilities) override {
+    rte_eth_pfc_queue_info info{};
+    const int rc = rte_eth_dev_priority_flow_ctrl_queue_info_get(id_, &info);
+    abilities.classes = info.tc_max;
+    abilities.sends = info.mode_capa == RTE_ETH_FC_FULL || info.mode_capa == RTE_ETH_FC_TX_PAUSE;
+    return rc;
+  }
+  int queue_configure(const PfcRequest& request) override {
+    rte_eth_pfc_queue_conf conf{};
+    conf.mode = request.on ? RTE_ETH_FC_TX_PAUSE : RTE_ETH_FC_NONE;
+    conf.tx_pause.pause_time = request.pause_time;
+    conf.tx_pause.rx_qid = request.rx_queue;
+    conf.tx_pause.tc = request.priority;
+    return rte_eth_dev_priority_flow_ctrl_queue_configure(id_, &conf);
+  }
+  int priority_set(const PfcRequest& request) override {
+    rte_eth_pfc_conf conf{};
+    conf.priority = request.priority;
+    conf.fc.mode = request.on ? RTE_ETH_FC_TX_PAUSE : RTE_ETH_FC_NONE;
+    conf.fc.high_water = request.high_water;
+    conf.fc.low_water = request.low_water;
+    conf.fc.pause_time = request.pause_time;
+    conf.fc.mac_ctrl_frame_fwd = 1;
+    return rte_eth_dev_priority_flow_ctrl_set(id_, &conf);
+  }
+  int pass_pauses_up() override {
+    rte_eth_fc_conf conf{};
+    if (const int rc = rte_eth_dev_flow_ctrl_get(id_, &conf); rc != 0) return rc;
+    conf.mode = RTE_ETH_FC_NONE;
+    conf.mac_ctrl_frame_fwd = 1;
+    return rte_eth_dev_flow_ctrl_set(id_, &conf);
+  }
+
+ private:
+  uint16_t id_;
+};
 
 void unref_payload(void*, void* payload) { unref(static_cast<FrameBuffer*>(payload)); }
 
@@ -290,6 +332,21 @@ bool Port::link_up() const noexcept {
   rte_eth_link link{};
   // A device that cannot tell has its link up.
   return rte_eth_link_get_nowait(id_, &link) != 0 || link.link_status == RTE_ETH_LINK_UP;
+}
+
+void Port::set_up_pfc(const buffering::PortConfig& config) {
+  DpdkPfc device(id_);
+  try {
+    pfc_ = configure_pfc(device, config);
+  } catch (const Error& e) {
+    throw Error(e.code(), "port " + name_ + ": device '" + device_ + "': " + e.what());
+  }
+}
+
+uint64_t Port::link_bps() const noexcept {
+  rte_eth_link link{};
+  if (rte_eth_link_get_nowait(id_, &link) != 0 || link.link_status != RTE_ETH_LINK_UP) return 0;
+  return link.link_speed == RTE_ETH_SPEED_NUM_UNKNOWN ? 0 : link.link_speed * uint64_t{1'000'000};
 }
 
 PortStatus Port::status() const {

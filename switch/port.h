@@ -11,6 +11,7 @@
 #include "roce/frame.h"
 #include "switch/config.h"
 #include "switch/control.h"
+#include "switch/port_setup.h"
 
 namespace millrace::switching {
 
@@ -76,6 +77,13 @@ class Port {
   Port(const Port&) = delete;
   Port& operator=(const Port&) = delete;
 
+  // Once, before the first burst: see configure_pfc().
+  void set_up_pfc(const buffering::PortConfig& config);
+  const PfcOutcome& pfc() const { return pfc_; }
+  // Bit/s; 0: the device cannot tell, or its link is down.
+  uint64_t link_bps() const noexcept;
+  const std::string& name() const { return name_; }
+
   // One burst, appended to `to`; the number of frames.
   uint32_t receive(FrameList& to) noexcept;
   // Whether the frame may be sent now; if not, the reason is counted and the frame is to be dropped.
@@ -114,6 +122,7 @@ class Port {
   rte_mbuf* refused_[kBurst] = {};  // converted, but the driver's ring was full
   uint16_t refused_count_ = 0;
   PortCounters counters_;
+  PfcOutcome pfc_;
 };
 
 }  // namespace millrace::switching

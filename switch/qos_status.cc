@@ -119,7 +119,9 @@ json buffers_json(const QosStatus& s, const std::vector<std::string>& names) {
     ports.push_back({{"name", names.at(i)},
                      {"queues", std::move(queues)},
                      {"priority_groups", std::move(groups)},
-                     {"pfc", pfc_json(s.ports[i].pfc)}});
+                     {"pfc", pfc_json(s.ports[i].pfc)},
+                     {"pfc_mode", s.ports[i].pfc_mode},
+                     {"pfc_why", s.ports[i].pfc_why}});
   }
   return {{"pool", {{"size", s.pool_size}, {"used", s.pool_used}, {"headroom_used", s.headroom_used}}},
           {"frames", {{"queued", s.frames_queued}, {"max", s.frames_max}}},

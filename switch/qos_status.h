@@ -28,6 +28,7 @@ struct PortQos {
   std::array<QueueStatus, buffering::kClasses> queues;
   std::array<GroupStatus, buffering::kClasses> groups;
   buffering::PfcCounters pfc;
+  std::string pfc_mode = "off", pfc_why;  // hardware, software or off; as PfcOutcome has it
   buffering::SpillCounters spill;
 };
 

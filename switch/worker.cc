@@ -19,15 +19,8 @@ Time read_clock(clockid_t id) {
 
 constexpr Time kLinkInterval = 100ms;
 
-PipelineConfig pipeline_config(const Config& config) {
-  return {static_cast<uint16_t>(config.ports.size()),
-          config.l2,
-          config.engine,
-          config.routing,
-          config.buffers,
-          config.lenders,
-          config.spill_local};
-}
+// A link may take a moment to come up; whoever has none is not waited for any longer.
+constexpr Time kLinkPatience = 3s;
 
 }  // namespace
 
@@ -73,10 +66,60 @@ Worker::Worker(const Config& config, MbufPool& pool, Captures& captures, Command
       pool_(pool),
       captures_(captures),
       ring_(ring),
-      pipeline_(pipeline_config(config), pool),
-      started_(clock_now()) {
-  for (size_t i = 0; i < config.ports.size(); i++)
-    lanes_.push_back(std::make_unique<Lane>(config.ports[i], static_cast<uint16_t>(i), pool, captures));
+      lanes_(make_lanes(config, pool, captures)),
+      pipeline_(pipeline_config(), pool),
+      started_(clock_now()) {}
+
+std::vector<std::unique_ptr<Worker::Lane>> Worker::make_lanes(const Config& config, MbufPool& pool,
+                                                              const Captures& captures) {
+  std::vector<std::unique_ptr<Lane>> lanes;
+  for (size_t i = 0; i < config.ports.size(); i++) {
+    lanes.push_back(std::make_unique<Lane>(config.ports[i], static_cast<uint16_t>(i), pool, captures));
+    if (config.buffers) lanes.back()->port.set_up_pfc(config.buffers->ports[i]);
+  }
+  return lanes;
+}
+
+PipelineConfig Worker::pipeline_config() {
+  PipelineConfig c{static_cast<uint16_t>(config_.ports.size()),
+                   config_.l2,
+                   config_.engine,
+                   config_.routing,
+                   config_.buffers,
+                   config_.lenders,
+                   config_.spill_local};
+  const std::vector<uint64_t> links = link_speeds();
+  std::vector<buffering::PortConfig> none;
+  const uint64_t fastest = adopt_speeds(c.buffers ? c.buffers->ports : none, links);
+  if (fastest != 0) c.engine.line_rate = fastest;
+  for (size_t i = 0; i < lanes_.size(); i++) {
+    const Port& port = lanes_[i]->port;
+    const bool told = c.buffers && (c.buffers->ports[i].speed_given || c.buffers->ports[i].rate_bps != 0);
+    if (links[i] == 0 && !told)
+      notes_.push_back("port " + port.name() +
+                       ": the speed of its link is not known: PORT's speed in qos can tell it");
+    if (port.pfc().wanted)
+      notes_.push_back("port " + port.name() + ": PFC in " + (port.pfc().hardware ? "hardware" : "software") +
+                       ": " + port.pfc().why);
+  }
+  return c;
+}
+
+// By port; 0: not known.
+std::vector<uint64_t> Worker::link_speeds() const {
+  std::vector<uint64_t> links(lanes_.size());
+  const Time end = clock_now() + kLinkPatience;
+  for (;;) {
+    bool all_known = true;
+    for (size_t i = 0; i < lanes_.size(); i++) {
+      const bool told = config_.buffers && config_.buffers->ports[i].speed_given;
+      links[i] = lanes_[i]->port.link_bps();
+      all_known &= links[i] != 0 || told || lanes_[i]->port.link_up();
+    }
+    if (all_known || clock_now() >= end) return links;
+    const timespec pause{0, 10'000'000};
+    nanosleep(&pause, nullptr);
+  }
 }
 
 Worker::~Worker() { stop(); }
@@ -213,7 +256,7 @@ void Worker::execute(Command& command, Time now) {
       break;
     case Command::Kind::kQos:
       if (const auto* buffers = pipeline_.buffers())
-        command.qos = qos_status(*buffers, true, now, pipeline_.remote());
+        command.qos = with_pfc(qos_status(*buffers, true, now, pipeline_.remote()));
       break;
     case Command::Kind::kAbort:
       command.ok = pipeline_.abort_group(command.group, command.why, now, out_);
@@ -224,6 +267,15 @@ void Worker::execute(Command& command, Time now) {
       if (command.tx) lanes_[command.port]->tx.configure(*command.tx);
       break;
   }
+}
+
+QosStatus Worker::with_pfc(QosStatus status) const {
+  for (size_t i = 0; i < lanes_.size(); i++) {
+    const PfcOutcome& pfc = lanes_[i]->port.pfc();
+    status.ports[i].pfc_mode = !pfc.wanted ? "off" : pfc.hardware ? "hardware" : "software";
+    status.ports[i].pfc_why = pfc.why;
+  }
+  return status;
 }
 
 Snapshot Worker::snapshot() const {
@@ -250,7 +302,7 @@ Snapshot Worker::snapshot() const {
   if (const Router* router = pipeline_.router()) s.router = router->counters();
   s.l2_entries = pipeline_.l2().size();
   if (const auto* buffers = pipeline_.buffers())
-    s.qos = qos_status(*buffers, false, clock_now(), pipeline_.remote());
+    s.qos = with_pfc(qos_status(*buffers, false, clock_now(), pipeline_.remote()));
   return s;
 }
 

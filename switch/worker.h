@@ -43,6 +43,8 @@ class Worker {
   // Until *signals > 0 and the pipeline has drained, at most kDrain later, or until *signals > 1.
   void run(const volatile std::sig_atomic_t* signals);
   Snapshot snapshot() const;
+  // What was found out about the ports, to be logged once.
+  const std::vector<std::string>& notes() const { return notes_; }
   // Drops what is held and stops the ports.
   void stop();
 
@@ -59,6 +61,11 @@ class Worker {
     Captures::Tap own, all;
   };
 
+  static std::vector<std::unique_ptr<Lane>> make_lanes(const Config& config, MbufPool& pool,
+                                                       const Captures& captures);
+  PipelineConfig pipeline_config();
+  std::vector<uint64_t> link_speeds() const;
+  QosStatus with_pfc(QosStatus status) const;
   bool turn(Time now) noexcept;  // whether there was anything to do
   void watch_links(Time now) noexcept;
   void transmit(Time now) noexcept;
@@ -72,8 +79,9 @@ class Worker {
   MbufPool& pool_;
   Captures& captures_;
   CommandRing& ring_;
+  std::vector<std::string> notes_;
+  std::vector<std::unique_ptr<Lane>> lanes_;  // before the pipeline, which is told what they found out
   Pipeline pipeline_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
   FrameList arrived_, received_, out_, leaving_;  // empty between turns
   Time started_;
   Time next_link_check_{};

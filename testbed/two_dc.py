@@ -49,6 +49,7 @@ def parse_options():
     parser.add_argument("--spill", type=modes, default=DEFAULT_MODES)
     parser.add_argument("--eligible", choices=("all", "remote"))
     parser.add_argument("--rxe", action="store_true")
+    parser.add_argument("--ipv6", action="store_true")
     parser.add_argument("--traffic", choices=tuple(two_dc_rxe.TRAFFIC))
     parser.add_argument("--port-mbps", type=between(5, 1000))
     parser.add_argument("--link-mbps", type=between(5, 2000))
@@ -63,6 +64,8 @@ def parse_options():
         parser.error("argument --traffic: is perftest's, so write --rxe, too")
     if options.rxe and options.eligible:
         parser.error("argument --eligible: with --rxe, only the transfer is eligible")
+    if options.rxe and options.ipv6:
+        parser.error("argument --ipv6: is of millrace-flow's transfers, not of guests'")
     options.traffic = options.traffic or "write"
     options.port_mbps = options.port_mbps or (50 if options.rxe else 100)
     folder = os.path.dirname(os.path.abspath(options.svg)) if options.svg else None
@@ -74,7 +77,7 @@ def parse_options():
 def plan_of(options):
     return Plan(port_mbps=options.port_mbps, link_mbps=options.link_mbps or 2 * options.port_mbps,
                 delay_us=1000 * options.delay_ms, cross_bytes=options.transfer, burst_bytes=options.burst,
-                eligible=options.eligible or "all", traffic=options.traffic,
+                eligible=options.eligible or "all", traffic=options.traffic, ipv6=options.ipv6,
                 # With guests, what their kernels count shall be the transfer's alone.
                 all_reduce_hosts=(2, 3, 6, 7) if options.rxe else (1, 2, 3, 5, 6, 7))
 

@@ -25,27 +25,32 @@ class Plan:
     """Sizes in bytes, rates in Mb/s. eligible: "all" that is transferred, or "remote": only what comes from the other
     datacenter. traffic: of guests, see two_dc_rxe.TRAFFIC. burst_after: when this share of the transfer has arrived.
     window: packets in flight per flow; the rings between namespaces hold all that the windows of one wire allow, so
-    that only the queue can lose something."""
+    that only the queue can lose something. ipv6: all RoCE is over IPv6, the lender's, too."""
 
     def __init__(self, port_mbps=100, link_mbps=200, delay_us=5000, cross_bytes=8 << 20, burst_bytes=1 << 20,
                  burst_after=0.25, window=32, mtu=4096, all_reduce_bytes=64 << 10, all_reduces=40,
-                 all_reduce_hosts=(1, 2, 3, 5, 6, 7), eligible="all", traffic=None):
+                 all_reduce_hosts=(1, 2, 3, 5, 6, 7), eligible="all", traffic=None, ipv6=False):
         self.port_mbps, self.link_mbps, self.delay_us = port_mbps, link_mbps, delay_us
         self.cross_bytes, self.burst_bytes = cross_bytes, burst_bytes
         self.burst_after, self.window, self.mtu = burst_after, window, mtu
         self.all_reduce_hosts = all_reduce_hosts
         self.all_reduce_bytes, self.all_reduces = all_reduce_bytes, all_reduces
-        self.eligible, self.traffic = eligible, traffic
+        self.eligible, self.traffic, self.ipv6 = eligible, traffic, ipv6
 
 
 class TwoDc(Fabric):
     """mode: of MODES. The rest: see Fabric."""
 
     def __init__(self, mode, plan, types=None, **options):
-        super().__init__(leaves=2, hosts_per_leaf=HOSTS // 2, spines=0, tree=True, types=types, **options)
+        super().__init__(leaves=2, hosts_per_leaf=HOSTS // 2, spines=0, tree=True, types=types, ipv6=plan.ipv6,
+                         **options)
         self.mode, self.plan = mode, plan
 
     # The network.
+
+    def roce_address(self, host):
+        """Of the family that the plan is about."""
+        return self.address(host, self.plan.ipv6)
 
     def _join_switches(self):
         ends = (self.namespace_of("leaf1"), "long1", self.namespace_of("leaf2"), "long2")
@@ -92,12 +97,12 @@ class TwoDc(Fabric):
             spillway["spill_src_prefix"] = ["10.77.1.0/24", "fd77:1::/64"]
         if self.mode == "remote":
             # A lender that gets no processor time is not dead.
-            spillway |= {"spill_lenders": [{"address": self.address(LENDER)}], "spill_lender_dead_ms": 30_000}
+            spillway |= {"spill_lenders": [{"address": self.roce_address(LENDER)}], "spill_lender_dead_ms": 30_000}
         return {"qos": qos, "spillway": spillway}
 
     def start_lender(self):
         """Until leaf2 has what it lends."""
-        memd = self.start("memd", [binary("millrace-memd"), "--listen", self.address(LENDER), "--size", "16MiB"],
+        memd = self.start("memd", [binary("millrace-memd"), "--listen", self.roce_address(LENDER), "--size", "16MiB"],
                           host=LENDER)
         deadline = time.monotonic() + 60
         while not [lender for lender in self.spillway()["lenders"] if lender["state"] == "connected"]:

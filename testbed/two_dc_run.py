@@ -26,7 +26,7 @@ class Flows:
             command = [binary("millrace-flow"), "--begin", self.begin, "--mtu", plan.mtu, "--window", plan.window,
                        "--dscp", DSCP, "--line-rate-mbps", plan.port_mbps, "--seconds", WAIT_S]
             for peer, send, receive in connections:
-                command += ["--connect", f"{qpn(host, peer)},{lab.address(peer)},{qpn(peer, host)},{send},{receive}"]
+                command += ["--connect", f"{qpn(host, peer)},{lab.roce_address(peer)},{qpn(peer, host)},{send},{receive}"]
             self.processes[host] = lab.start(f"{name}-h{host}", command, host=host)
 
     def events(self, host):

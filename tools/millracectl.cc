@@ -214,6 +214,11 @@ void print_buffers(const json& reply) {
                  q.at("dropped").at("packets"), why.empty() ? "-" : why, q.at("ce_marked"), state});
     }
   table.print();
+  for (const json& p : reply.at("ports"))
+    if (p.at("pfc_mode") != "off")
+      std::printf("%s%s  pfc: %s (%s)\n", &p == &reply.at("ports").front() ? "\n" : "",
+                  p.at("name").get<std::string>().c_str(), p.at("pfc_mode").get<std::string>().c_str(),
+                  p.at("pfc_why").get<std::string>().c_str());
   Table pauses({"PORT", "PAUSES IN", "RESUMES IN", "PAUSES OUT", "RESUMES OUT", "PAUSING"});
   bool any = false;
   for (const json& p : reply.at("ports")) {

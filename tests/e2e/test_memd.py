@@ -45,9 +45,9 @@ class MemdTest(e2e.LabTest):
     def name(self, suffix):
         return f"{self.id().rpartition('.')[2]}-{suffix}"
 
-    def memd(self, host, *arguments):
+    def memd(self, host, *arguments, ipv6=False):
         process = self.network.start(self.name(f"memd{host}"), [
-            e2e.binary("millrace-memd"), "--listen", self.network.address(host), "--size", "8MiB", "--json",
+            e2e.binary("millrace-memd"), "--listen", self.network.address(host, ipv6), "--size", "8MiB", "--json",
             "--status", "0.5", *arguments], host=host)
 
         def ready():
@@ -55,10 +55,10 @@ class MemdTest(e2e.LabTest):
             return lines(process)
         return process, self.wait_for(ready, 60, "a lender")[0]
 
-    def store(self, *lenders, arguments=()):
+    def store(self, *lenders, arguments=(), ipv6=False):
         return self.network.start(self.name("store"), [
-            e2e.binary("store_probe"), *map(self.network.address, lenders), "--device", "eth0", *arguments],
-            host=BORROWER)
+            e2e.binary("store_probe"), *(self.network.address(host, ipv6) for host in lenders), "--device", "eth0",
+            *arguments], host=BORROWER)
 
     def last(self, store, condition, seconds, what):
         """The store's newest line, once it meets the condition."""
@@ -91,6 +91,16 @@ class Soft(MemdTest):
         self.assertGreater(written, 0)
         self.assertEqual(lines(memd)[-1]["leases"], [])
         self.assertEqual(memd.stop(), 0, memd.stderr())
+
+    def test_the_same_over_ipv6(self):
+        memd, _ = self.memd(OTHER, ipv6=True)
+        # Packets of full length: their headers are longer, too.
+        store = self.store(OTHER, arguments=("--seconds", "2", "--bytes", "4174"), ipv6=True)
+        end = self.assert_all_back(store)
+        self.assertGreater(end["read"], 100)
+        self.assertEqual(memd.stop(), 0, memd.stderr())
+        borrowers = {lease["switch"] for line in lines(memd) for lease in line.get("leases", ())}
+        self.assertEqual(borrowers, {self.network.address(BORROWER, ipv6=True)})
 
     def test_a_lender_that_ends_says_so(self):
         memd, _ = self.memd(OTHER)

@@ -106,6 +106,25 @@ class Qos(e2e.LabTest):
                 self.assertEqual(sum(q["dropped"]["packets"] for q in port["queues"]), 0)
             self.assert_frames_return(lab, before)
 
+    def test_devices_without_pfc_leave_it_to_the_traffic_manager_and_it_is_told(self):
+        lossless = {"BUFFER_PROFILE": {"lossless": {"dynamic_th": 0, "xoff": "96KiB"}},
+                    "BUFFER_PG": {"*|3": {"profile": "lossless"}},
+                    "PORT_QOS_MAP": {"*": {"pfc_enable": "3"}}}
+        with self.lab(hosts=2, overrides={"qos": lossless}) as lab:
+            for port in lab.ask("buffers")["ports"]:
+                self.assertEqual(port["pfc_mode"], "software")
+                self.assertIn("does not send pauses of priority 3 (by priority: priority 3: ", port["pfc_why"])
+            listing = self.ctl(lab, "buffers")
+            print(listing, lab.switch.stderr())
+            self.assertIn("p1  pfc: software (the device does not", listing)
+            told = [line for line in lab.switch.stderr().splitlines() if "PFC in" in line]
+            self.assertEqual(len(told), 2, told)
+            self.assertIn("port p1: PFC in software: the device does not", told[0])
+        with self.lab(hosts=2, switch=False, overrides={"qos": lossless | {"PORT": {"p2": {"pfc_hardware": "on"}}}}) as lab:
+            with self.assertRaisesRegex(Exception, "port p2: .*pfc_hardware is on, but the device does not send"):
+                lab.start_switch()
+            self.assertEqual(lab.switch.poll(), 1)
+
     def test_a_wrong_value_is_refused_with_its_line(self):
         with self.lab(hosts=2, switch=False) as lab:
             path = os.path.join(lab.directory, "wrong.yaml")

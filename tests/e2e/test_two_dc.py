@@ -90,6 +90,18 @@ class TwoDc(unittest.TestCase):
         self.assertLess(run["spilled"]["packets"], run["cross"]["packets"] + 1)
         self.assert_nothing_is_kept(run)
 
+    def test_over_ipv6_lent_memory_does_the_same(self):
+        runs, _ = self.two_dc("--ipv6", "--spill", "remote")
+        run = runs["remote"]
+        self.assert_lossless(run["cross"], run["burst"])
+        self.assertEqual(run["drops"], 0)
+        self.assertGreater(run["spilled"]["packets"], 0)
+        self.assert_nothing_is_kept(run)
+        lender, = run["lenders"]
+        self.assertIn(":", lender["address"])
+        self.assertEqual((lender["read"], lender["lost"], lender["deaths"]), (lender["written"], 0, 0))
+        self.assertGreater(lender["written"], 0)
+
     def test_bad_input_gets_one_sentence(self):
         flow = [e2e.binary("millrace-flow"), "--connect"]
         for command, text in (
@@ -103,6 +115,7 @@ class TwoDc(unittest.TestCase):
                 ([TWO_DC, "--spill", "all"], "'all' is none of off, local, remote"),
                 ([TWO_DC, "--transfer", "12"], "write 64K"),
                 ([TWO_DC, "--traffic", "kv"], "--rxe"),
+                ([TWO_DC, "--rxe", "--ipv6"], "not of guests'"),
                 ([TWO_DC, "--rxe", "--eligible", "all"], "only the transfer is eligible")):
             with self.subTest(command[1:]):
                 done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -121,6 +134,10 @@ class TwoDc(unittest.TestCase):
         self.assertGreater(runs["off"]["kernels"][str(RECEIVER)]["out_of_seq_request"], 0)
         self.assertGreater(runs["off"]["kernels"][str(SENDER)]["rcvd_seq_err"], 0)
         self.assert_kernels_missed_nothing(runs["remote"])
+        for traffic in ("kv", "storage"):
+            with self.subTest(traffic):
+                runs, _ = self.two_dc("--rxe", "--traffic", traffic, "--spill", "remote", "--transfer", "4M")
+                self.assert_kernels_missed_nothing(runs["remote"])
 
     def assert_kernels_missed_nothing(self, run):
         for host, counted in run["kernels"].items():
