@@ -78,9 +78,11 @@ uint64_t Spillway::key_hash(uint32_t line, const IpAddress& destination) const n
   return mix(destination, line + 1);
 }
 
-// What is one flow is told by 64 bits of hash alone: two that shared them would share their order, too.
-uint64_t Spillway::flow_hash(const Frame& frame, const Look& l) const noexcept {
-  return mix(destination_of(frame, l), mix(source_of(frame, l), uint64_t{l.qpn} << 32 | 1));
+// What is one flow is told by 64 bits of hash alone: two that shared them would share their order, too. What
+// is flooded waits at several ports, and is a flow at each.
+uint64_t Spillway::flow_hash(uint16_t port, const Frame& frame, const Look& l) const noexcept {
+  const uint64_t pair = uint64_t{l.qpn} << 32 | uint64_t{port} << 1 | 1;
+  return mix(destination_of(frame, l), mix(source_of(frame, l), pair));
 }
 
 uint32_t Spillway::find_key(uint32_t line, const IpAddress& destination, uint64_t h) const noexcept {
@@ -101,8 +103,8 @@ Spillway::Offer Spillway::join(Frame& frame, Look& l, bool eligible, uint16_t po
     const IpAddress destination = destination_of(frame, l);
     if (lines_[at].keys > 0) key = find_key(at, destination, key_hash(at, destination));
   } else if (l.kind == Look::Kind::kAck) {
-    const uint32_t flow = find_flow(flow_hash(frame, l));
-    if (flow != kNone && keys_[flows_[flow].key].line / kClasses == port) key = flows_[flow].key;
+    const uint32_t flow = find_flow(flow_hash(port, frame, l));
+    if (flow != kNone) key = flows_[flow].key;
     if (key != kNone) ports_[port].counters.acks_held++;
   }
   if (key == kNone) return Offer::kPass;
@@ -143,7 +145,7 @@ Spillway::Offer Spillway::append(uint32_t key, Frame& frame, Look& l, Time now) 
   const bool entries_left = free_entry_ != kNone || fresh_entry_ < entries_.size();
   if (!entries_left || resident_bytes_ + bytes > config_.pool_size)
     return refuse(port, frame, SpillDrop::kFull);
-  const uint64_t fh = flow_hash(frame, l);
+  const uint64_t fh = flow_hash(port, frame, l);
   SpillCounters& c = ports_[port].counters;
   const bool marked = config_.mark_ce && l.kind == Look::Kind::kData && mark_ce(frame, l);
 

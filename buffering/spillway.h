@@ -142,7 +142,7 @@ class Spillway {
   Port& port_of(const Key& k) { return ports_[k.line / kClasses]; }
   uint64_t mix(const IpAddress& a, uint64_t with) const noexcept;
   uint64_t key_hash(uint32_t line, const IpAddress& destination) const noexcept;
-  uint64_t flow_hash(const Frame& frame, const Look& l) const noexcept;
+  uint64_t flow_hash(uint16_t port, const Frame& frame, const Look& l) const noexcept;
   uint32_t find_key(uint32_t line, const IpAddress& destination, uint64_t h) const noexcept;
   uint32_t find_flow(uint64_t h) const noexcept;
   uint32_t open(uint32_t line, const IpAddress& destination, uint64_t h) noexcept;

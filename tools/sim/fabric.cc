@@ -49,12 +49,13 @@ Fabric::Fabric(const FabricConfig& config) : config_(config), random_(config.see
 // Hosts and switches give their last frames back while the network is still there.
 Fabric::~Fabric() {
   hosts_.clear();
+  lenders_.clear();
   switches_.clear();
 }
 
 // `parent`: which spine, or the core behind them.
 void Fabric::add_switch(uint16_t ports, switching::RoutingConfig routing, std::vector<IpAddress> addresses,
-                        std::optional<unsigned> parent) {
+                        std::optional<unsigned> parent, bool borrows) {
   switching::PipelineConfig c;
   c.ports = ports;
   c.engine = config_.engine;
@@ -73,6 +74,14 @@ void Fabric::add_switch(uint16_t ports, switching::RoutingConfig routing, std::v
     c.buffers->ports.assign(ports, port);
     c.buffers->mac = c.engine.mac;
     c.buffers->seed = c.engine.seed;
+  }
+  if (borrows && !config_.lenders.empty()) {
+    c.remote = config_.remote;
+    c.spill_local = config_.spill_local;
+    for (uint16_t i = 0; i < config_.lenders.size(); i++) {
+      const StackConfig stack = lender_stack(i);
+      c.remote->lenders.push_back({config_.lenders[i].v6 ? stack.ip6 : stack.ip4});
+    }
   }
   switches_.push_back(std::make_unique<SwitchNode>(c, config_.switch_frames));
   network_.add(*switches_.back());
@@ -97,8 +106,50 @@ void Fabric::add_host(uint16_t h, StackConfig stack, SwitchNode& to, uint16_t po
   uplinks_.push_back(network_.wire(*hosts_.back(), 0, to, port, link));
 }
 
+uint16_t Fabric::lenders_behind(unsigned leaf) const {
+  uint16_t n = 0;
+  for (size_t i = 0; i < config_.lenders.size(); i++) n += config_.leaves == 0 || i % config_.leaves == leaf;
+  return n;
+}
+
+StackConfig Fabric::lender_stack(uint16_t i) const {
+  StackConfig stack;
+  stack.mac = lender_mac(i);
+  if (config_.leaves == 0) {
+    stack.ip4 = ip("10.77.0." + std::to_string(201 + i));
+    stack.ip6 = ip("fd77::2:" + hex(i + 1));
+    return stack;
+  }
+  const unsigned l = i % config_.leaves;
+  stack.ip4 = ip(leaf_net4(l) + std::to_string(201 + i)), stack.prefix4 = 24;
+  stack.ip6 = ip(leaf_net6(l) + hex(0x201 + i));
+  stack.gateway4 = ip(leaf_net4(l) + "1"), stack.gateway6 = ip(leaf_net6(l) + "1");
+  return stack;
+}
+
+// At the last ports of their switches. What they draw is apart from what the others do.
+void Fabric::add_lenders() {
+  Random random(config_.seed ^ 0x6c656e64);
+  for (uint16_t i = 0; i < config_.lenders.size(); i++) {
+    const FabricLender& of = config_.lenders[i];
+    const unsigned l = config_.leaves == 0 ? 0 : i % config_.leaves;
+    LenderConfig c;
+    c.seed = random.next(), c.ca_guid = random.next();
+    c.bytes = of.bytes, c.reads_max = of.reads_max, c.ack_every = of.ack_every;
+    lenders_.push_back(std::make_unique<LenderNode>(lender_stack(i), c, of.v6));
+    network_.add(*lenders_.back());
+    const unsigned before = config_.leaves == 0 ? i : i / config_.leaves;
+    const auto port = static_cast<uint16_t>(switches_[l]->config().ports - lenders_behind(l) + before);
+    lender_links_.push_back(network_.wire(*lenders_.back(), 0, *switches_[l], port, of.link));
+  }
+}
+
 void Fabric::build_star() {
-  add_switch(config_.hosts, {}, {ip("10.77.0.100"), ip("fd77::100")});
+  switching::RoutingConfig r;
+  if (!config_.lenders.empty())
+    r.interfaces = {on(switching::kBridge, "10.77.0.100/16"), on(switching::kBridge, "fd77::100/64")};
+  add_switch(static_cast<uint16_t>(config_.hosts + lenders_behind(0)), r,
+             {ip("10.77.0.100"), ip("fd77::100")});
   for (uint16_t h = 0; h < config_.hosts; h++) {
     StackConfig stack;
     // The switch has .100.
@@ -108,6 +159,7 @@ void Fabric::build_star() {
     stack.ip6 = h < 90 ? ip("fd77::" + std::to_string(h + 1)) : ip("fd77::1:" + hex(far + 1));
     add_host(h, stack, *switches_[0], h);
   }
+  add_lenders();
 }
 
 void Fabric::build_leaves() {
@@ -131,7 +183,8 @@ void Fabric::build_leaves() {
       r.routes.push_back(route(leaf_net4(other) + "0/24", via4));
       r.routes.push_back(route(leaf_net6(other) + "/64", via6));
     }
-    add_switch(static_cast<uint16_t>(down + spines), r, {}, config_.core ? l % spines : 0);
+    add_switch(static_cast<uint16_t>(down + spines + lenders_behind(l)), r, {},
+               config_.core ? l % spines : 0);
   }
   for (unsigned s = 0; s < spines; s++) {
     switching::RoutingConfig r;
@@ -162,7 +215,7 @@ void Fabric::build_leaves() {
       r.routes.push_back(route(spine4(s) + "/32", {core4(s, false)}));
       r.routes.push_back(route(spine6(s) + "/128", {core6(s, false)}));
     }
-    add_switch(static_cast<uint16_t>(spines), r, {});
+    add_switch(static_cast<uint16_t>(spines), r, {}, {}, false);
   }
   for (uint16_t h = 0; h < config_.hosts; h++) {
     const unsigned l = h % leaves, k = h / leaves;
@@ -179,6 +232,7 @@ void Fabric::build_leaves() {
   for (unsigned s = 0; config_.core && s < spines; s++)
     network_.wire(*switches_[leaves + s], static_cast<uint16_t>(leaves), *switches_.back(),
                   static_cast<uint16_t>(s), config_.trunk);
+  add_lenders();
   for (auto& s : switches_)
     s->act([](switching::Pipeline& p, Time now, FrameList& out) { p.announce(now, out); });
 }
@@ -192,6 +246,8 @@ std::string Fabric::link_name(uint32_t link) const {
   auto name = [&](const Node& n) {
     for (size_t i = 0; i < hosts_.size(); i++)
       if (hosts_[i].get() == &n) return "host" + std::to_string(i);
+    for (size_t i = 0; i < lenders_.size(); i++)
+      if (lenders_[i].get() == &n) return "lender" + std::to_string(i);
     for (size_t i = 0; i < switches_.size(); i++)
       if (switches_[i].get() == &n)
         return !routed()                             ? std::string("switch")

@@ -226,6 +226,21 @@ std::string report(const ManyResult& result, double wall) {
       {"packets", w.packets},       {"acks", w.acks},       {"naks", w.naks},     {"rnr_naks", w.rnr_naks},
       {"fatal_naks", w.fatal_naks}, {"repeats", w.repeats}, {"probes", w.probes}, {"cnps", w.cnps}};
   for (const auto& [name, v] : both) add_line(out, "  %-22s %10llu %10llu", name, n(v[0]), n(v[1]));
+  const SpillStats& p = s.spill;
+  const std::pair<const char*, uint64_t> spill[] = {{"spilled", p.spilled},
+                                                    {"drained", p.drained},
+                                                    {"rerouted", p.rerouted},
+                                                    {"refused", p.refused},
+                                                    {"lost", p.lost},
+                                                    {"  without another way", p.unrouted},
+                                                    {"  with their lender", p.store_lost},
+                                                    {"written to lenders", p.written},
+                                                    {"read from lenders", p.read},
+                                                    {"lost with lenders", p.lender_lost},
+                                                    {"leases", p.connects},
+                                                    {"leases that died", p.deaths}};
+  add_line(out, "spillways (packets, from counters):");
+  for (const auto& [name, v] : spill) add_line(out, "  %-22s %10llu", name, n(v));
   add_line(out, "paths (from counters):");
   const auto& e = s.engine;
   const std::pair<const char*, uint64_t> paths[] = {{"req", w.req},

@@ -27,10 +27,13 @@ class Drawer {
     extras();
     eager();
     buffers();
-    std::stable_sort(plan_.faults.begin(), plan_.faults.end(),
-                     [](const Fault& a, const Fault& b) { return a.at < b.at; });
+    by_time();
     plan_.final_round = !plan_.faults.empty() || below(4) == 0;
     if (below(2)) plan_.rest_before_final = milliseconds(below(4000));
+    spilled();
+    links();
+    by_time();
+    plan_.final_round |= !plan_.faults.empty();
     return plan_;
   }
 
@@ -39,6 +42,10 @@ class Drawer {
   uint64_t between(uint64_t a, uint64_t b) { return random_.between(a, b); }
   Time time_up_to(Time t) { return Time(static_cast<int64_t>(below(static_cast<uint64_t>(t.count()) + 1))); }
   void has(FaultKind k) { plan_.has[static_cast<size_t>(k)] = true; }
+  void by_time() {
+    std::stable_sort(plan_.faults.begin(), plan_.faults.end(),
+                     [](const Fault& a, const Fault& b) { return a.at < b.at; });
+  }
 
   void fabric() {
     FabricConfig& f = plan_.fabric;
@@ -383,6 +390,107 @@ class Drawer {
     has(FaultKind::kPause);
   }
 
+  // What fills the spillways, and memory that others lend to half of them. Of draws of its own, too.
+  void spilled() {
+    Random random(plan_.seed ^ 0x6c656e646572);
+    FabricConfig& f = plan_.fabric;
+    if (!f.buffers || !f.buffers->spillway.enabled) return;
+    const bool lent = random.one_in(2);
+    if (!lent && random.one_in(2)) return;
+    buffering::PortConfig& port = f.buffers->ports[0];
+    if (port.rate_bps == 0) port.rate_bps = random.between(2, 20) * 1'000'000'000;
+    streams(random, static_cast<double>(port.rate_bps) / 1e9);
+    if (!lent) return;
+    lenders(random);
+    deaths(random);
+  }
+
+  void lenders(Random& random) {
+    FabricConfig& f = plan_.fabric;
+    for (uint64_t n = random.between(1, 3); n > 0; n--) {
+      FabricLender l;
+      l.bytes = random.between(4, random.one_in(2) ? 16 : 256) << 12;
+      l.reads_max = static_cast<uint8_t>(random.between(1, 16));
+      l.ack_every = static_cast<uint32_t>(random.between(1, 4));
+      l.v6 = random.one_in(2);
+      l.link.gbit = random.one_in(2) ? 10 : 100;
+      l.link.delay = std::chrono::nanoseconds(random.between(200, 20000));
+      f.lenders.push_back(l);
+    }
+    buffering::RemoteStoreConfig& r = f.remote;
+    r.mtu = f.engine.mtu;
+    r.writes_max = 1u << random.between(3, 8);
+    r.reads_max = static_cast<uint32_t>(random.between(1, 16));
+    if (random.one_in(3)) r.bytes_wanted = random.between(2, 64) << 12;
+    if (random.one_in(2)) r.first_psn = 0xFFFFFF - static_cast<uint32_t>(random.below(400));
+    if (random.one_in(2)) f.spill_local = random.between(8 << 10, f.buffers->spillway.pool_size / 2);
+  }
+
+  void streams(Random& random, double port_gbit) {
+    const FabricConfig& f = plan_.fabric;
+    if (f.hosts < 2) return;
+    const auto to = static_cast<uint16_t>(random.below(f.hosts));
+    const Time at(static_cast<int64_t>(random.below(4'000'000)));
+    for (uint64_t n = random.between(1, 4); n > 0; n--) {
+      StreamPlan s;
+      s.to = random.one_in(3) ? static_cast<uint16_t>(random.below(f.hosts)) : to;
+      s.from = static_cast<uint16_t>((s.to + random.between(1, f.hosts - 1u)) % f.hosts);
+      s.v6 = random.one_in(2);
+      s.traffic_class = static_cast<uint8_t>(random.one_in(3) ? 0 : 2);
+      s.payload = static_cast<uint32_t>(random.between(64, 2048)) & ~3u;
+      s.gbit = port_gbit * static_cast<double>(random.between(5, 16)) / 10;
+      s.at = at + microseconds(random.below(1000));
+      // Some hundred packets.
+      s.length = Time(
+          static_cast<int64_t>(static_cast<double>(random.between(50, 800)) * (s.payload + 82) * 8 / s.gbit));
+      plan_.streams.push_back(s);
+    }
+    has(FaultKind::kPassersBy);
+  }
+
+  // Mostly while there is something to lose.
+  void deaths(Random& random) {
+    for (uint64_t n = random.below(4); n > 0; n--) {
+      Time at(static_cast<int64_t>(random.below(static_cast<uint64_t>(plan_.heal_at.count()) + 1)));
+      if (!plan_.streams.empty() && !random.one_in(4)) {
+        const StreamPlan& s = plan_.streams[random.below(plan_.streams.size())];
+        at = s.at + Time(static_cast<int64_t>(random.below(2 * static_cast<uint64_t>(s.length.count()))));
+      }
+      const Time gone = random.one_in(2) ? microseconds(random.between(10, 30'000))
+                                         : milliseconds(random.between(30, 1500));
+      const auto lender = static_cast<uint32_t>(random.below(plan_.fabric.lenders.size()));
+      if (random.one_in(3))
+        add(FaultKind::kLenderEnd, at, gone, lender, static_cast<uint32_t>(random.below(2)));
+      else
+        add(FaultKind::kLenderDeath, at, gone, lender);
+    }
+  }
+
+  // Links that go down as ports tell it, which matters where there are queues, or other ways.
+  void links() {
+    Random random(plan_.seed ^ 0x6c696e6b73);
+    const FabricConfig& f = plan_.fabric;
+    if (!random.one_in(f.buffers ? 2 : 16)) return;
+    for (uint64_t n = random.between(1, 3); n > 0; n--) {
+      Time at(static_cast<int64_t>(random.below(static_cast<uint64_t>(busy().count()) + 1)));
+      if (!plan_.streams.empty() && !random.one_in(4)) {
+        const StreamPlan& s = plan_.streams[random.below(plan_.streams.size())];
+        at = s.at + Time(static_cast<int64_t>(random.below(2 * static_cast<uint64_t>(s.length.count()))));
+      }
+      const Time brief = microseconds(random.between(10, random.one_in(2) ? 5000 : 600000)),
+                 ages = milliseconds(random.between(6000, 9000));
+      if (!f.lenders.empty() && random.one_in(4))
+        add(FaultKind::kLinkDown, at, brief, static_cast<uint32_t>(random.below(f.lenders.size())),
+            kLinkOfLender);
+      else if (f.leaves && random.one_in(2))
+        add(FaultKind::kLinkDown, at, brief, static_cast<uint32_t>(random.below(f.leaves * f.spines)),
+            kLinkOfTrunk);
+      else
+        add(FaultKind::kLinkDown, at, random.one_in(8) ? ages : brief,
+            static_cast<uint32_t>(random.below(f.hosts)), kLinkOfHost);
+    }
+  }
+
   Random random_;
   Plan plan_;
   uint64_t frames_ = 0;
@@ -405,6 +513,12 @@ std::string describe(const Plan& p) {
     s += " " + std::to_string(g.world) + "×" + std::to_string(g.stripes) + (g.v6 ? "/IPv6" : "") +
          (g.tree ? "/tree" : "") + (g.combine ? "/combine" : "") + (g.refused ? " (to be refused)" : "");
   if (!p.modelled.empty()) s += "; " + std::to_string(p.modelled.size()) + " hosts with the NIC model";
+  if (f.buffers) s += f.buffers->spillway.enabled ? "; queues and a spillway" : "; queues";
+  if (f.lenders.empty() && !p.streams.empty()) s += ", " + std::to_string(p.streams.size()) + " streams pass";
+  if (!f.lenders.empty())
+    s += " with " + std::to_string(f.lenders.size()) + " lenders" +
+         (f.spill_local ? " behind local memory" : "") + ", " + std::to_string(p.streams.size()) +
+         " streams pass";
   s += "; faults";
   for (size_t k = 0; k < kFaultKinds; k++)
     if (p.has[k]) s += " " + std::string(kFaultNames[k]);

@@ -50,7 +50,13 @@ namespace millrace::sim {
   X(kSecret, "wrong_secret")                                                                     \
   X(kLateCopy, "late_req_copies") /* of REQs, up to seconds after their connection is over */    \
   X(kEager, "window_breach")      /* a host that believes in twice the window */                 \
-  X(kLateJoiner, "late_joiner")   /* a rank that joins seconds after the others */
+  X(kLateJoiner, "late_joiner")   /* a rank that joins seconds after the others */               \
+  X(kLinkDown, "link_down")       /* which its switches are told of */                           \
+  X(kRerouted, "rerouted")        /* packets that a spillway held for such a link */             \
+  X(kLenderDeath, "lender_death") /* of a server that lends memory, without a word */            \
+  X(kLenderEnd, "lender_end")     /* with a word, or it refuses access from now on */            \
+  X(kStoreLost, "store_lost")     /* packets that were lost with their lender */                 \
+  X(kPassersBy, "passers_by")     /* packets of hosts among themselves */
 
 enum class FaultKind : uint8_t {
 #define X(id, text) id,
@@ -103,12 +109,26 @@ struct GroupPlan {
   std::vector<Time> join_at;  // by rank
 };
 
+// What goes from host to host, and is nothing to the switches but something to pass on: packets at a rate.
+struct StreamPlan {
+  uint16_t from = 0, to = 0;
+  bool v6 = false;
+  uint8_t traffic_class = 0;
+  uint32_t payload = 0;
+  double gbit = 1;
+  Time at{}, length{};
+};
+
+// Which link a fault is about (Fault::rank); its target is the host, trunk or lender.
+enum LinkOf : uint32_t { kLinkOfHost, kLinkOfTrunk, kLinkOfLender };
+
 struct Plan {
   uint64_t seed = 0;
   FabricConfig fabric;
   LinkFaults wire;
   std::vector<GroupPlan> groups;
   std::vector<Fault> faults;  // by time
+  std::vector<StreamPlan> streams;
   std::array<bool, kFaultKinds> has{};
   std::vector<uint16_t> eager;     // hosts
   std::vector<uint16_t> modelled;  // hosts whose NIC is the model, not the soft transport

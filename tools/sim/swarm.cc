@@ -28,16 +28,20 @@ class Swarm final : private Observer {
         wire_(judges_.violations),
         books_(judges_.violations),
         passage_(judges_.violations),
+        lent_(judges_.violations),
         late_(plan.seed ^ 0x6c617465) {
     Network& n = fabric_.network();
     n.add_observer(*this);
     if (plan_.fabric.tree) wire_.expect_trees();
     for (uint16_t s = 0; s < fabric_.switches(); s++) {
       switches_.insert(fabric_.at(s).id());
-      for (const IpAddress& a : fabric_.at(s).config().engine.addresses)
+      for (const IpAddress& a : fabric_.at(s).config().engine.addresses) {
         own_[fabric_.at(s).id()].insert(a.bytes);
+        of_switches_.insert(a.bytes);
+      }
       fabric_.at(s).after_turn = [this, s](uint32_t held) { occupancy(s, held); };
     }
+    for (uint16_t i = 0; i < fabric_.lenders(); i++) hear_lender(i);
     for (const GroupPlan& g : plan_.groups) {
       groups_.push_back(std::make_unique<GroupRun>());
       groups_.back()->plan = &g;
@@ -105,6 +109,21 @@ class Swarm final : private Observer {
   void occupancy(uint16_t s, uint32_t held);
   void pause(uint16_t host, Time duration);
   void check_spillway(uint16_t s);
+  void hear_lender(uint16_t i);
+  void meet_lenders();
+  void send_stream(const StreamPlan& plan, uint32_t number, uint32_t psn);
+  void lender_fault(const Fault& f);
+  void link_fault(const Fault& f);
+  struct Cut {
+    uint32_t times = 0;               // that it is down
+    std::set<check::Address> to;      // whom the switch then does not reach
+    std::optional<uint64_t> drained;  // to the port, when it went down
+  };
+  void set_link(uint32_t link, const Fault& f, bool up);
+  void tell_link(uint16_t s, uint16_t port, bool up);
+  std::set<check::Address> beyond(uint16_t s, const Fault& f) const;
+  void tell_restarted(uint16_t s);
+  void end_leases();
 
   // Observer.
   void sent(Time at, uint32_t node, uint32_t link, std::span<const uint8_t> frame, Fate fate) override;
@@ -120,9 +139,14 @@ class Swarm final : private Observer {
   check::WireCheck wire_;
   check::BooksCheck books_;
   check::PassageCheck passage_;
+  check::LenderCheck lent_;
   std::vector<std::unique_ptr<GroupRun>> groups_;
   std::set<uint32_t> switches_;
   std::map<uint32_t, std::set<check::Address>> own_;  // addresses of switches, by node
+  std::set<check::Address> of_switches_, of_lenders_;
+  std::set<uint32_t> lender_nodes_;
+  Time begin_{};                                       // of the plan's time
+  std::map<std::pair<uint16_t, uint16_t>, Cut> cuts_;  // by switch and port
   std::array<uint64_t, kFaultKinds> injected_{};
   Random late_;
   unsigned copies_left_ = 40;
@@ -171,16 +195,19 @@ void Swarm::sent(Time at, uint32_t node, uint32_t link, std::span<const uint8_t>
           fates[static_cast<size_t>(fate)]);
   }
   const auto source = address(frame, true);
-  if (!source) return;
+  if (!source || lender_nodes_.contains(node)) return;
+  const auto sink = address(frame, false);
   if (!switches_.contains(node)) {
+    if (!of_switches_.contains(*sink)) return;  // passes by
     if (plan_.has[static_cast<size_t>(FaultKind::kLateCopy)] && !healed_) copy_later(node, frame);
     return wire_.sent(at.count(), frame, false);
   }
-  if (own_[node].contains(*source)) return wire_.sent(at.count(), frame, true);
+  if (own_[node].contains(*source))
+    return of_lenders_.contains(*sink) ? wire_.passed(at.count(), frame)
+                                       : wire_.sent(at.count(), frame, true);
   // What is for the switch itself, but for the MAC address that it had before, is flooded; that is not
   // judged.
-  if (const auto to = address(frame, false); to && !own_[node].contains(*to))
-    passage_.left(at.count(), node, link, frame);
+  if (!own_[node].contains(*sink)) passage_.left(at.count(), node, link, frame);
   // What was corrupted on its way is passed on as it is; only what came intact must leave intact.
   if (plan_.wire.corrupt == 0 || at > intact_from_) wire_.passed(at.count(), frame);
 }
@@ -215,12 +242,14 @@ void Swarm::occupancy(uint16_t s, uint32_t held) {
   const uint64_t chunks = (e.segment_bytes + 64) / e.mtu;
   auto frames = [&](uint64_t stripes) { return 2 * uint64_t{e.window} * chunks * stripes; };
   // The router may hold some for neighbours that it has asked for.
-  uint64_t most = fabric_.routed() ? 64 : 0;
+  uint64_t most = fabric_.at(s).pipeline().router() != nullptr ? 64 : 0;
   if (const auto* buffers = fabric_.at(s).pipeline().buffers()) {
     check_spillway(s);
     // Each may keep the payload alive that it shares.
     most += 2 * uint64_t{buffers->frames_queued()};
     if (const auto* spillway = buffers->spillway()) most += spillway->counters().resident.packets;
+    // A WRITE under way keeps its packet, a READ the frame that it fills.
+    most += fabric_.lenders() * uint64_t{plan_.fabric.remote.writes_max + plan_.fabric.remote.reads_max};
   }
   if (held <= most) return;
   const auto& engine = fabric_.at(s).pipeline().engine();
@@ -306,6 +335,157 @@ void Swarm::check_spillway(uint16_t s) {
   books_.spilled(now_ns(), who,
                  {c.spilled.bytes, c.drained.bytes, c.rerouted.bytes, c.resident.bytes, lost.bytes,
                   fabric_.at(s).config().buffers->spillway.pool_size});
+  books_.reserved(now_ns(), who + "'s store", spillway->store().used(), spillway->store().size());
+  for (const auto& [where, cut] : cuts_)
+    if (where.first == s && cut.times > 0 && cut.drained)
+      books_.sent_down(now_ns(), who, *cut.drained, spillway->counters(where.second).drained.packets);
+}
+
+// --- lenders, streams, links ---
+
+void Swarm::hear_lender(uint16_t i) {
+  LenderNode& lender = fabric_.lender(i);
+  lender_nodes_.insert(lender.id());
+  of_lenders_.insert(lender.address().bytes);
+  lender.tell = [this, i](const LeaseEvent& e) {
+    using Kind = LeaseEvent::Kind;
+    if (e.kind == Kind::kBegun) lent_.begun(i, e.lease, e.address, e.bytes);
+    if (e.kind == Kind::kWritten) lent_.written(now_ns(), i, e.lease, e.address, e.bytes);
+    if (e.kind == Kind::kRead) lent_.read(now_ns(), i, e.lease, e.address, e.bytes);
+    if (e.kind == Kind::kWrong) lent_.wrong(now_ns(), i, e.text);
+    if (e.kind == Kind::kEnded) lent_.ended(i, e.lease);
+  };
+}
+
+// A first REQ may have to wait for neighbours to be asked, and for its turn to be sent again.
+void Swarm::meet_lenders() {
+  if (fabric_.lenders() == 0) return;
+  const auto all = [&] {
+    for (uint16_t s = 0; s < fabric_.switches(); s++) {
+      const buffering::RemoteStore* remote = fabric_.at(s).pipeline().remote();
+      for (size_t i = 0; remote != nullptr && i < remote->lenders(); i++)
+        if (remote->status(i).state != buffering::LenderStatus::State::kConnected) return false;
+    }
+    return true;
+  };
+  for (uint16_t s = 0; s < fabric_.switches(); s++) fabric_.network().touch(fabric_.at(s));
+  const Time patience = seconds(5);
+  if (!fabric_.network().run(all, patience))
+    judges_.violations.add("lender", now_ns(), "a switch has not got its leases within five seconds");
+  begin_ = fabric_.now();
+}
+
+void Swarm::send_stream(const StreamPlan& s, uint32_t number, uint32_t psn) {
+  Network& n = fabric_.network();
+  if (healed_ || n.now() > begin_ + s.at + s.length) return;
+  const bool near = !fabric_.routed() || fabric_.leaf_of(s.from) == fabric_.leaf_of(s.to);
+  NicPacket p;
+  p.to_mac = near ? Fabric::host_mac(s.to) : fabric_.at(fabric_.leaf_of(s.from)).config().engine.mac;
+  p.from_mac = Fabric::host_mac(s.from);
+  p.to = fabric_.host(s.to).address(s.v6), p.from = fabric_.host(s.from).address(s.v6);
+  p.udp_port = static_cast<uint16_t>(0xC000 + number);
+  p.traffic_class = s.traffic_class;
+  // Now and then an acknowledgement, which must stay in order with the rest.
+  p.opcode = psn % 8 == 7 ? kOpAck : kOpSendMiddle;
+  p.qpn = 0xABC000 + number;
+  p.psn = psn & 0xFFFFFF;
+  std::vector<uint8_t> data(p.opcode == kOpAck ? 0 : s.payload, static_cast<uint8_t>(psn));
+  p.payload = data;
+  const auto frame = make_frame(p);
+  injected_[static_cast<size_t>(FaultKind::kPassersBy)]++;
+  n.send(fabric_.host(s.from), 0, frame);
+  const auto gap = static_cast<int64_t>(static_cast<double>(frame.size() + kEthernetOverhead) * 8 / s.gbit);
+  n.at(n.now() + Time(gap), [this, &s, number, psn] { send_stream(s, number, psn + 1); });
+}
+
+void Swarm::lender_fault(const Fault& f) {
+  LenderNode& lender = fabric_.lender(static_cast<uint16_t>(f.target));
+  if (lender.gone()) {
+    injected_[static_cast<size_t>(f.kind)]--;
+    return;
+  }
+  if (f.kind == FaultKind::kLenderDeath)
+    lender.die();
+  else
+    f.rank == 0 ? lender.end() : lender.revoke();
+  fabric_.network().at(fabric_.now() + f.duration, [this, &lender] {
+    if (lender.gone()) lender.restart(late_.next());
+  });
+}
+
+// Whom switch `s` reaches by the link that the fault is about; some may have another way.
+std::set<check::Address> Swarm::beyond(uint16_t s, const Fault& f) const {
+  std::set<check::Address> to;
+  auto host = [&](uint16_t h) {
+    for (const bool v6 : {false, true}) to.insert(fabric_.host(h).address(v6).bytes);
+  };
+  const auto target = static_cast<uint16_t>(f.target);
+  if (f.rank == kLinkOfHost) host(target);
+  if (f.rank != kLinkOfTrunk) return to;
+  const uint16_t leaf = target / plan_.fabric.spines;
+  for (uint16_t h = 0; h < fabric_.hosts(); h++)
+    if ((fabric_.leaf_of(h) == leaf) != (s == leaf)) host(h);
+  for (uint16_t other = 0; other < fabric_.switches(); other++)
+    if (other != s && (s == leaf || other == leaf))
+      for (const IpAddress& a : fabric_.at(other).config().engine.addresses) to.insert(a.bytes);
+  return to;
+}
+
+void Swarm::link_fault(const Fault& f) {
+  const auto target = static_cast<uint16_t>(f.target);
+  const uint32_t link = f.rank == kLinkOfHost    ? fabric_.uplink(target)
+                        : f.rank == kLinkOfTrunk ? 2 * (fabric_.hosts() + f.target)
+                                                 : fabric_.lender_link(target);
+  if (f.rank == kLinkOfHost && f.duration >= seconds(2)) excuse_host(target);
+  if (f.rank == kLinkOfHost) excuse_impatient(f.duration, target);
+  if (f.rank == kLinkOfTrunk) excuse_impatient(f.duration);
+  set_link(link, f, false);
+  fabric_.network().at(fabric_.now() + f.duration, [this, link, &f] {
+    if (!healed_) set_link(link, f, true);
+  });
+}
+
+void Swarm::set_link(uint32_t link, const Fault& f, bool up) {
+  Network& n = fabric_.network();
+  n.set_down(link, !up), n.set_down(link + 1, !up);
+  for (uint16_t s = 0; s < fabric_.switches(); s++) {
+    const SwitchNode& node = fabric_.at(s);
+    for (uint16_t port = 0; port < node.config().ports; port++) {
+      if (n.link_of(node, port) / 2 != link / 2) continue;
+      cuts_[{s, port}].to = beyond(s, f);
+      tell_link(s, port, up);
+    }
+  }
+}
+
+// A switch that stands still is told when it goes on.
+void Swarm::tell_link(uint16_t s, uint16_t port, bool up) {
+  Network& n = fabric_.network();
+  SwitchNode& node = fabric_.at(s);
+  if (n.stalled(node))
+    return n.at(n.now() + milliseconds(1), [this, s, port, up] { tell_link(s, port, up); });
+  Cut& cut = cuts_[{s, port}];
+  if (up && cut.times == 0) return;
+  cut.times = up ? cut.times - 1 : cut.times + 1;
+  if (!up) wire_.link_down(now_ns(), own_[node.id()], cut.to);
+  node.act(
+      [&](switching::Pipeline& p, Time now, FrameList& out) { p.set_link(port, cut.times == 0, now, out); });
+  if (up) wire_.link_up(now_ns(), own_[node.id()], cut.to);
+  const auto* buffers = node.pipeline().buffers();
+  if (!up && cut.times == 1 && buffers != nullptr && buffers->spillway() != nullptr)
+    cut.drained = buffers->spillway()->counters(port).drained.packets;
+  if (!up && node.pipeline().remote() != nullptr) passage_.detour(node.id());
+}
+
+// A new boot sees its links as they are.
+void Swarm::tell_restarted(uint16_t s) {
+  for (auto& [where, cut] : cuts_) {
+    if (where.first != s || cut.times == 0) continue;
+    cut.drained = 0;
+    fabric_.at(s).act([port = where.second](switching::Pipeline& p, Time now, FrameList& out) {
+      p.set_link(port, false, now, out);
+    });
+  }
 }
 
 // IEEE 802.1Qbb: every priority, for as long as said at the port's speed.
@@ -341,7 +521,13 @@ void Swarm::inject(const Fault& f) {
     case FaultKind::kSwitchNewMac:
       excuse_switch(sw);
       switch_back_at_ = n.now();
-      return fabric_.restart_switch(sw, f.kind == FaultKind::kSwitchNewMac);
+      fabric_.restart_switch(sw, f.kind == FaultKind::kSwitchNewMac);
+      return tell_restarted(sw);
+    case FaultKind::kLenderDeath:
+    case FaultKind::kLenderEnd:
+      return lender_fault(f);
+    case FaultKind::kLinkDown:
+      return link_fault(f);
     case FaultKind::kPause:
       return pause(host, f.duration);
     case FaultKind::kOutage:
@@ -401,19 +587,22 @@ void Swarm::inject(const Fault& f) {
 
 void Swarm::safety() {
   Network& n = fabric_.network();
+  meet_lenders();
   for (uint32_t l = 0; l < n.links(); l++) n.faults(l) = plan_.wire;
-  for (const Fault& f : plan_.faults) n.at(f.at, [this, &f] { inject(f); });
+  for (const Fault& f : plan_.faults) n.at(begin_ + f.at, [this, &f] { inject(f); });
+  for (uint32_t i = 0; i < plan_.streams.size(); i++)
+    n.at(begin_ + plan_.streams[i].at, [this, i] { send_stream(plan_.streams[i], i, 0); });
   for (auto& g : groups_) {
     if (g->plan->refused) judges_.outcome.excuse(g->plan->number, {check::kRefused}, {});
-    for (auto& m : g->members) m->join_at(g->plan->join_at[m->rank()]);
+    for (auto& m : g->members) m->join_at(begin_ + g->plan->join_at[m->rank()]);
   }
   // Until the last fault is over and, unless that takes long, all is done.
-  const Time end = plan_.heal_at + milliseconds(300);
+  const Time heal_at = begin_ + plan_.heal_at, end = heal_at + milliseconds(300);
   while (n.now() < end) {
     n.run([&] { return settled(); },
           std::min(milliseconds(5), milliseconds((end - n.now()).count() / 1000000 + 1)));
     stand_by();
-    if (settled() && n.now() >= plan_.heal_at) break;
+    if (settled() && n.now() >= heal_at) break;
     if (settled()) n.run_for(std::min<Time>(milliseconds(5), end - n.now()));
   }
 }
@@ -426,6 +615,10 @@ void Swarm::heal() {
     n.faults(l) = LinkFaults{};
     n.set_down(l, false);
   }
+  for (auto& [where, cut] : cuts_)
+    for (uint32_t left = cut.times; left > 0; left--) tell_link(where.first, where.second, true);
+  for (uint16_t i = 0; i < fabric_.lenders(); i++)
+    if (fabric_.lender(i).gone()) fabric_.lender(i).restart(late_.next());
   for (auto& g : groups_) g->generations_max = 0;
   each([](GroupRun&, Member& m) { m.heal(); });
   for (uint16_t h = 0; h < fabric_.hosts(); h++) restart(h);
@@ -477,6 +670,26 @@ void Swarm::final_round() {
     judges_.violations.add("liveness", now_ns(), "the last round, without faults, did not come to its end");
 }
 
+// The switches end as an administrator ends them: each gives back what it was lent.
+void Swarm::end_leases() {
+  if (fabric_.lenders() == 0) return;
+  Network& n = fabric_.network();
+  for (uint16_t s = 0; s < fabric_.switches(); s++)
+    fabric_.at(s).act([](switching::Pipeline& p, Time now, FrameList& out) { p.shutdown(now, out); });
+  const auto over = [&] {
+    for (uint16_t s = 0; s < fabric_.switches(); s++)
+      if (!fabric_.at(s).pipeline().drained()) return false;
+    for (uint16_t i = 0; i < fabric_.lenders(); i++)
+      if (fabric_.lender(i).model().leases() != 0) return false;
+    return true;
+  };
+  n.run(over, seconds(5));
+  for (uint16_t s = 0; s < fabric_.switches(); s++)
+    books_.left(now_ns(), "switch " + std::to_string(s) + " leases", !fabric_.at(s).pipeline().drained());
+  for (uint16_t i = 0; i < fabric_.lenders(); i++)
+    books_.left(now_ns(), "lender " + std::to_string(i) + " leases", fabric_.lender(i).model().leases());
+}
+
 void Swarm::epilogue() {
   Network& n = fabric_.network();
   auto over = [&] {
@@ -489,6 +702,7 @@ void Swarm::epilogue() {
     return true;
   };
   n.run(over, kRestMax);
+  end_leases();
   for (uint16_t s = 0; s < fabric_.switches(); s++) {
     const std::string who = "switch " + std::to_string(s) + " ";
     SwitchNode& sw = fabric_.at(s);
@@ -498,6 +712,14 @@ void Swarm::epilogue() {
     books_.left(now_ns(), who + "memory", e.memory_reserved());
     books_.left(now_ns(), who + "CM records", e.cm_records());
     books_.left(now_ns(), who + "frames", sw.pool().in_use());
+    if (const auto* buffers = sw.pipeline().buffers()) {
+      books_.left(now_ns(), who + "bytes of the shared buffer", buffers->buffer().used());
+      const auto* spillway = buffers->spillway();
+      if (spillway == nullptr) continue;
+      books_.left(now_ns(), who + "spilled packets", spillway->counters().resident.packets);
+      books_.left(now_ns(), who + "keys of the spillway", spillway->keys_count());
+      books_.left(now_ns(), who + "bytes in the spillway's store", spillway->store().used());
+    }
   }
   for (uint16_t h = 0; h < fabric_.hosts(); h++)
     books_.left(now_ns(), "host " + std::to_string(h) + " connections", !fabric_.host(h).nic().idle());
@@ -552,7 +774,10 @@ RunResult Swarm::result() {
         wire(FaultKind::kSpilled) += c.drained.packets;
       }
     }
+    s.spill.add(sw.spill_stats());
   }
+  wire(FaultKind::kRerouted) += s.spill.rerouted;
+  wire(FaultKind::kStoreLost) += s.spill.store_lost;
   wire(FaultKind::kEager) += s.engine.window_breaches;
   wire(FaultKind::kFewFrames) += s.rx_drops + s.engine.results_not_built;
   for (size_t k = 0; k < kFaultKinds; k++) s.seeds_with[k] = s.injected[k] > 0;
@@ -577,6 +802,7 @@ void SwarmStats::add(const SwarmStats& o) {
   exact.add(o.exact);
   sim::add(engine, o.engine);
   sim::add(cm, o.cm);
+  spill.add(o.spill);
   for (int i = 0; i < 2; i++) {
     wire.packets[i] += o.wire.packets[i], wire.acks[i] += o.wire.acks[i], wire.naks[i] += o.wire.naks[i];
     wire.rnr_naks[i] += o.wire.rnr_naks[i], wire.repeats[i] += o.wire.repeats[i],

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tools/sim/check/books_check.h"
+#include "tools/sim/check/lender_check.h"
 #include "tools/sim/check/passage_check.h"
 #include "tools/sim/check/wire_check.h"
 #include "tools/sim/member.h"
@@ -19,6 +20,7 @@ struct SwarmCounts {
   roce::CmCounters cm;  // of switches
   ExactCounts exact;
   check::WireCounts wire;
+  SpillStats spill;
   uint64_t rx_drops = 0, ring_drops = 0, frames_peak = 0;
   Time virtual_time{};
 };

@@ -18,6 +18,37 @@ void add(roce::CmCounters& to, const roce::CmCounters& more) {
 #undef X
 }
 
+void SpillStats::add(const SpillStats& o) {
+  spilled += o.spilled, drained += o.drained, rerouted += o.rerouted, refused += o.refused, lost += o.lost;
+  unrouted += o.unrouted, store_lost += o.store_lost, written += o.written, read += o.read;
+  lender_lost += o.lender_lost, deaths += o.deaths, connects += o.connects;
+}
+
+SpillStats SwitchNode::spill_stats() const {
+  SpillStats s = past_spill_;
+  const buffering::TrafficManager* buffers = pipeline_->buffers();
+  if (buffers == nullptr || buffers->spillway() == nullptr) return s;
+  const buffering::SpillCounters c = buffers->spillway()->counters();
+  auto lost = [&](buffering::SpillDrop why) { return c.lost[static_cast<size_t>(why)].packets; };
+  s.add({.spilled = c.spilled.packets,
+         .drained = c.drained.packets,
+         .rerouted = c.rerouted.packets,
+         .refused = c.refused_in_all().packets,
+         .lost = c.lost_in_all().packets,
+         .unrouted = lost(buffering::SpillDrop::kUnrouted),
+         .store_lost = lost(buffering::SpillDrop::kStoreLost)});
+  const buffering::RemoteStore* remote = pipeline_->remote();
+  for (size_t i = 0; remote != nullptr && i < remote->lenders(); i++) {
+    const buffering::LenderStatus l = remote->status(i);
+    s.add({.written = l.written,
+           .read = l.read,
+           .lender_lost = l.lost,
+           .deaths = l.deaths,
+           .connects = l.connects});
+  }
+  return s;
+}
+
 SwitchNode::SwitchNode(const switching::PipelineConfig& config, uint32_t frames)
     : config_(config),
       pool_(4608, frames, kStrictPools && frames == UINT32_MAX),
@@ -68,6 +99,7 @@ void SwitchNode::act(const std::function<void(switching::Pipeline&, Time, FrameL
 void SwitchNode::restart(uint64_t seed, const MacAddress& mac) {
   add(past_, pipeline_->engine().counters());
   add(past_cm_, pipeline_->engine().cm_counters());
+  past_spill_ = spill_stats();
   for (const Arrival& a : inbox_) network_->recycle(a.packet);
   inbox_.clear();
   config_.engine.seed = seed;

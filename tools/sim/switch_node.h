@@ -9,6 +9,13 @@
 
 namespace millrace::sim {
 
+// What spillways and stores have done, in packets, in all boots.
+struct SpillStats {
+  uint64_t spilled = 0, drained = 0, rerouted = 0, refused = 0, lost = 0, unrouted = 0, store_lost = 0;
+  uint64_t written = 0, read = 0, lender_lost = 0, deaths = 0, connects = 0;
+  void add(const SpillStats& more);
+};
+
 class SwitchNode final : public Node {
  public:
   // `frames` bounds the pool; UINT32_MAX: unlimited.
@@ -29,6 +36,7 @@ class SwitchNode final : public Node {
   // Counts of the boots before this one.
   const aggregation::Counters& past() const { return past_; }
   const roce::CmCounters& past_cm() const { return past_cm_; }
+  SpillStats spill_stats() const;  // all boots
 
   // Called with true before the pipeline runs and with false after it.
   std::function<void(bool inside)> around_pipeline;
@@ -47,6 +55,7 @@ class SwitchNode final : public Node {
   uint64_t boots_ = 1, rx_drops_ = 0;
   aggregation::Counters past_;
   roce::CmCounters past_cm_;
+  SpillStats past_spill_;
 };
 
 // Adds up what engines count.

@@ -44,6 +44,13 @@ class BooksCheck {
                         ", rerouted " + std::to_string(s.rerouted) + ", lost " + std::to_string(s.lost) +
                         " and holds " + std::to_string(s.resident) + " of " + std::to_string(s.size));
   }
+  // What a port's queues and spillway gave to the port, before and now, while its link was down.
+  void sent_down(int64_t at_ns, const std::string& who, uint64_t before, uint64_t now) {
+    if (now != before)
+      violations_.add(
+          "books", at_ns,
+          who + " has drained " + std::to_string(now - before) + " packets to a link that is down");
+  }
   uint64_t frames_peak() const { return frames_peak_; }
 
  private:

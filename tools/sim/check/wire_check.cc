@@ -252,7 +252,11 @@ void WireCheck::mad(int64_t at_ns, const WirePacket& p) {
 
 void WireCheck::request(int64_t at_ns, const WirePacket& p, Stream& s) {
   const uint32_t n = distance(p.psn, s.first_psn);
-  if (n == s.sent.size()) return fresh(at_ns, p, s);
+  if (n == s.sent.size()) {
+    if (n >= s.beyond && !is_cut(*s.connection, s.of_switch)) s.gap = false;
+    return fresh(at_ns, p, s);
+  }
+  if (n > s.sent.size() && missing(s, n)) return;
   if (n > s.sent.size())
     return accuse(at_ns, s,
                   "PSN " + std::to_string(p.psn) + " was sent, " +
@@ -264,6 +268,46 @@ void WireCheck::request(int64_t at_ns, const WirePacket& p, Stream& s) {
   // A host's memory may have changed under it (in place), when its peer has it already; a result may not.
   else if (s.of_switch && before.hash != hash_of(p.above_psn))
     accuse(at_ns, s, "PSN " + std::to_string(p.psn) + " was repeated with other bytes");
+}
+
+bool WireCheck::is_cut(const Connection& c, bool of_switch) const {
+  const auto found = cuts_.find(of_switch ? std::pair(c.sw, c.host) : std::pair(c.host, c.sw));
+  return found != cuts_.end() && found->second > 0;
+}
+
+// A packet behind a gap that a link's going down has made: it is looked at when it comes again in its place.
+bool WireCheck::missing(Stream& s, uint32_t n) {
+  if (!s.gap && !is_cut(*s.connection, s.of_switch)) return false;
+  s.gap = true;
+  s.beyond = std::max(s.beyond, n + 1);
+  return true;
+}
+
+void WireCheck::cut(int64_t at_ns, const std::set<Address>& from, const std::set<Address>& to, bool down) {
+  for (const Address& f : from)
+    for (const Address& t : to) {
+      uint32_t& n = cuts_[{f, t}];
+      down ? n++ : n -= n > 0;
+    }
+  for (auto& c : connections_)
+    for (Stream* s : {&c->from_switch, &c->from_host}) {
+      const Address &source = s == &c->from_switch ? c->sw : c->host,
+                    &sink = s == &c->from_switch ? c->host : c->sw;
+      if (!from.contains(source) || !to.contains(sink)) continue;
+      s->gap = true;
+      if (down)
+        s->down_at = at_ns;
+      else
+        s->up_at = at_ns, s->down_at = std::min(s->down_at, at_ns);
+      c->cnp = true;  // it may be among what is missing
+    }
+}
+
+void WireCheck::link_down(int64_t at_ns, const std::set<Address>& from, const std::set<Address>& to) {
+  cut(at_ns, from, to, true);
+}
+void WireCheck::link_up(int64_t at_ns, const std::set<Address>& from, const std::set<Address>& to) {
+  cut(at_ns, from, to, false);
 }
 
 // A packet that was never sent before: it must be the protocol's next.
@@ -527,6 +571,13 @@ void WireCheck::finish(int64_t at_ns, bool blocked, bool congestion) {
         from = std::max(from, s.acked < static_cast<int64_t>(s.sent.size()) ? INT64_MAX : s.acked_at);
         if (!c->terminal && from > g.terminal_at + kLinger_ns) continue;
         from = std::min(from, g.terminal_at + kLinger_ns);
+      }
+      // It may have been made while the link was down; it is repeated for as long as the switch lingers.
+      const Stream& s = c->from_switch;
+      const int64_t up_at = s.up_at >= s.down_at ? s.up_at : INT64_MAX, lingers = g.terminal_at + kLinger_ns;
+      if (s.down_at <= lingers && up_at >= g.terminal_at) {
+        if (!c->terminal && up_at > lingers - turn_ns) continue;
+        from = std::max(from, std::min(up_at, lingers));
       }
       if (!c->terminal || c->terminal_at > from + turn_ns)
         violations_.add("wire", at_ns,

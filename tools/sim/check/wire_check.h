@@ -38,6 +38,11 @@ class WireCheck {
   void passed(int64_t at_ns, std::span<const uint8_t> frame);
   // This host does not keep its window, and is not expected to.
   void tolerate(const Address& host) { eager_.insert(host); }
+  // A switch has been told that a link of its own is down, by which it reaches `to` from `from`, its
+  // addresses. What it had queued for it, and what it makes for it until link_up(), never gets onto a wire: a
+  // gap in the PSNs, which is filled afterwards, as go-back-N does it.
+  void link_down(int64_t at_ns, const std::set<Address>& from, const std::set<Address>& to);
+  void link_up(int64_t at_ns, const std::set<Address>& from, const std::set<Address>& to);
   // Switches may be children of others: a group's ranks need not all be behind one.
   void expect_trees() { trees_ = true; }
   // At the end of a run. Judges terminal messages and CNPs unless `blocked`: frames were so few that the
@@ -100,6 +105,9 @@ class WireCheck {
     int64_t rnr_taken = -1;  // what had been taken then
     int64_t marked = -1;     // of the host's: a packet that arrived with a mark, and once only
     bool over = false;       // ended by a NAK
+    bool gap = false;        // what comes next may be missing until it is repeated
+    uint32_t beyond = 0;     // one past the highest that was seen behind the gap
+    int64_t down_at = INT64_MAX, up_at = -1;  // when it was cut off the last time
   };
   struct Connection {
     Address host, sw;
@@ -140,6 +148,9 @@ class WireCheck {
   void result(int64_t at_ns, const WirePacket& p, Connection& c);
   bool all_there(int64_t at_ns, const Group& g, Connection& c, uint32_t chunk);
   void acknowledgement(int64_t at_ns, const WirePacket& p, bool from_switch);
+  void cut(int64_t at_ns, const std::set<Address>& from, const std::set<Address>& to, bool down);
+  bool is_cut(const Connection& c, bool of_switch) const;
+  bool missing(Stream& s, uint32_t n);
   static int64_t taken_by(const WirePacket& p, const Stream& s);
   static std::string objection(const WirePacket& p, const Stream& s);
   void accuse(int64_t at_ns, const Stream& s, const std::string& what);
@@ -156,6 +167,7 @@ class WireCheck {
   std::map<std::pair<Address, std::pair<uint32_t, uint8_t>>, Group> groups_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::map<uint64_t, uint32_t> mads_;
+  std::map<std::pair<Address, Address>, uint32_t> cuts_;  // from, to: links that are down between them
 };
 
 }  // namespace millrace::sim::check

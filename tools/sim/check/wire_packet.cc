@@ -40,14 +40,19 @@ int extended(uint8_t opcode) {
     case 0x04:
     case 0x07:
     case 0x08:
+    case 0x0E:  // READ response middle
       return 0;
     case 0x03:
     case 0x05:
     case 0x09:
+    case 0x0D:  // READ response first, last, only
+    case 0x0F:
+    case 0x10:
     case 0x11:
       return 4;
     case 0x06:
     case 0x0A:
+    case 0x0C:  // READ request
     case 0x81:
       return 16;
     case 0x0B:
@@ -85,7 +90,7 @@ WireKind read_packet(std::span<const uint8_t> f, bool check_icrc, WirePacket& ou
     if (!ip_checksum_ok(f.data() + ip)) return bad("a wrong IPv4 checksum");
     if (be16(f.data() + ip + 6) & 0x3FFF) return bad("a fragment");
     length = be16(f.data() + ip + 2);
-    out.marked = (f[ip + 1] & 3) == 3;
+    out.ecn = f[ip + 1] & 3;
     udp = ip + 20;
     out.src = out.dst = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
     std::memcpy(out.src.data() + 12, f.data() + ip + 12, 4);
@@ -94,7 +99,7 @@ WireKind read_packet(std::span<const uint8_t> f, bool check_icrc, WirePacket& ou
     if (f.size() < ip + 40) return bad("shorter than an IPv6 header");
     if (f[ip + 6] != 17) return WireKind::kOther;
     length = 40 + be16(f.data() + ip + 4);
-    out.marked = (f[ip + 1] & 0x30) == 0x30;
+    out.ecn = f[ip + 1] >> 4 & 3;
     udp = ip + 40;
     std::memcpy(out.src.data(), f.data() + ip + 8, 16);
     std::memcpy(out.dst.data(), f.data() + ip + 24, 16);
@@ -118,6 +123,7 @@ WireKind read_packet(std::span<const uint8_t> f, bool check_icrc, WirePacket& ou
   out.psn = be24(b + 9);
   if (out.opcode == 0x11) out.syndrome = b[12], out.msn = be24(b + 13);
   if (out.with_immediate()) out.immediate = be32(f.data() + at - 4);
+  out.marked = out.ecn == 3;
   out.payload = f.subspan(at, end - 4 - pad - at);
   out.above_psn = f.subspan(bth + 12, end - 4 - bth - 12);
   out.ip_at = ip;
@@ -132,9 +138,11 @@ WireKind read_packet(std::span<const uint8_t> f, bool check_icrc, WirePacket& ou
 }
 
 std::string describe_packet(std::span<const uint8_t> frame) {
-  static constexpr const char* names[] = {"SEND first", "SEND middle",    "SEND last",   "SEND last imm",
-                                          "SEND only",  "SEND only imm",  "WRITE first", "WRITE middle",
-                                          "WRITE last", "WRITE last imm", "WRITE only",  "WRITE only imm"};
+  static constexpr const char* names[] = {
+      "SEND first",         "SEND middle",       "SEND last",    "SEND last imm",       "SEND only",
+      "SEND only imm",      "WRITE first",       "WRITE middle", "WRITE last",          "WRITE last imm",
+      "WRITE only",         "WRITE only imm",    "READ",         "READ response first", "READ response mid",
+      "READ response last", "READ response only"};
   static constexpr const char* mads[] = {"REQ", "MRA", "REJ", "REP", "RTU", "DREQ", "DREP"};
   WirePacket p;
   const char* why;

@@ -15,6 +15,7 @@ struct WirePacket {
   Address src, dst;
   uint8_t opcode = 0;
   bool ack_request = false;
+  uint8_t ecn = 0;
   bool marked = false;  // ECN: congestion experienced
   uint32_t dest_qp = 0, psn = 0;
   uint8_t syndrome = 0;  // of an ACK
