@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "roce/prefix.h"
+
 namespace millrace::buffering {
 
 namespace {
@@ -12,14 +14,6 @@ constexpr uint64_t kBytesPerId = 256;
 constexpr uint64_t kDefaultDrainOff = 64 << 10;
 __extension__ using Product = unsigned __int128;
 constexpr Time kExpiryInterval = std::chrono::milliseconds(1);
-
-bool within(const IpAddress& a, const SpillwayConfig::Prefix& p) {
-  const size_t whole = p.bits / 8, rest = p.bits % 8;
-  if (std::memcmp(a.bytes.data(), p.address.bytes.data(), whole) != 0) return false;
-  if (rest == 0) return true;
-  const uint8_t mask = static_cast<uint8_t>(0xFF << (8 - rest));
-  return ((a.bytes[whole] ^ p.address.bytes[whole]) & mask) == 0;
-}
 
 }  // namespace
 
@@ -61,7 +55,7 @@ bool Spillway::eligible(const Frame& frame, const Look& l) const noexcept {
   if (config_.source_prefixes.empty()) return true;
   const IpAddress source = source_of(frame, l);
   return std::any_of(config_.source_prefixes.begin(), config_.source_prefixes.end(),
-                     [&](const SpillwayConfig::Prefix& p) { return within(source, p); });
+                     [&](const SpillwayConfig::Prefix& p) { return in_prefix(source, p.address, p.bits); });
 }
 
 // Seeded, so that nobody can choose addresses that collide: halves of 128-bit products, folded.

@@ -57,4 +57,29 @@ class Dcqcn {
   bool limited_ = false;
 };
 
+// The pace of all that one queue pair sends, requests and READ responses alike: its peer's CNPs do not say
+// which of them met congestion. Until somebody calls release(), what is held stays so.
+class Pace {
+ public:
+  explicit Pace(const DcqcnConfig& config) : dcqcn_(config) {}
+
+  void notified(Time now) { dcqcn_.notified(now); }
+  bool limited() const { return dcqcn_.limited(); }
+  // Behind a packet of `bytes` that left at `now`; needed while limited() only.
+  void sent(uint32_t bytes, Time now) {
+    const Time next = dcqcn_.sent(bytes, now);
+    held_until_ = next > now ? next : kNever;
+  }
+  void release(Time now) {
+    if (now >= held_until_) held_until_ = kNever;
+  }
+  bool held() const { return held_until_ != kNever; }
+  Time held_until() const { return held_until_; }  // kNever: nothing is held back
+  const Dcqcn& dcqcn() const { return dcqcn_; }
+
+ private:
+  Dcqcn dcqcn_;
+  Time held_until_ = kNever;
+};
+
 }  // namespace millrace::roce

@@ -57,25 +57,50 @@ Reception QueuePair::receive(const Packet& p, Time now) {
 }
 
 bool QueuePair::emit(FramePool& pool, Crc32Combine& combine, uint32_t budget, Time now, FrameList& out) {
-  if (responder_.responding()) budget -= responder_.respond(config_.wire, pool, budget, out);
-  if (responder_.acknowledgement_owed()) {
-    const Acknowledgement ack = *responder_.take_acknowledgement();
-    TransportFields f;
-    f.opcode = Opcode::kAcknowledge;
-    f.dest_qp = config_.wire.remote_qpn;
-    f.pkey = config_.wire.pkey;
-    f.psn = ack.psn;
-    f.syndrome = ack.syndrome;
-    f.msn = ack.msn;
-    if (Frame frame = build(pool, config_.wire.path, f, {})) {
-      out.push(std::move(frame));
-      const uint8_t kind = ack.syndrome & 0xE0;
-      (kind == 0 ? acks_sent_ : kind == kRnrNak ? rnr_naks_sent_ : naks_sent_)++;
-    }
-    // A lost acknowledgement is no more than that: the peer repeats and is acknowledged again.
+  Pace& pace = requester_.pace();
+  pace.release(now);
+  const bool turns = pace.limited() && responder_.responding();
+  if (turns)
+    budget -= emit_in_turns(pool, combine, budget, now, out);
+  else if (responder_.responding())
+    budget -= responder_.respond(config_.wire, pool, budget, pace, now, out);
+  if (responder_.acknowledgement_owed()) acknowledge(pool, out);
+  if (!turns) requester_.transmit(config_.wire, pool, combine, budget, now, out);
+  return wants_to_respond() || requester_.wants_to_send();
+}
+
+// READ responses go first where nothing limits them but the budget. At a rate, they would leave nothing to
+// the requests for as long as the peer asks for more.
+uint32_t QueuePair::emit_in_turns(FramePool& pool, Crc32Combine& combine, uint32_t budget, Time now,
+                                  FrameList& out) {
+  Pace& pace = requester_.pace();
+  uint32_t sent = 0;
+  while (sent < budget && !pace.held()) {
+    const bool responds = responder_.responding() && !(request_next_ && requester_.wants_to_send());
+    const uint32_t n = responds ? responder_.respond(config_.wire, pool, 1, pace, now, out)
+                                : requester_.transmit(config_.wire, pool, combine, 1, now, out);
+    if (n == 0) break;
+    sent += n;
+    request_next_ = responds;
   }
-  requester_.transmit(config_.wire, pool, combine, budget, now, out);
-  return responder_.responding() || requester_.wants_to_send();
+  return sent;
+}
+
+void QueuePair::acknowledge(FramePool& pool, FrameList& out) {
+  const Acknowledgement ack = *responder_.take_acknowledgement();
+  TransportFields f;
+  f.opcode = Opcode::kAcknowledge;
+  f.dest_qp = config_.wire.remote_qpn;
+  f.pkey = config_.wire.pkey;
+  f.psn = ack.psn;
+  f.syndrome = ack.syndrome;
+  f.msn = ack.msn;
+  // A lost acknowledgement is no more than that: the peer repeats and is acknowledged again.
+  Frame frame = build(pool, config_.wire.path, f, {});
+  if (!frame) return;
+  out.push(std::move(frame));
+  const uint8_t kind = ack.syndrome & 0xE0;
+  (kind == 0 ? acks_sent_ : kind == kRnrNak ? rnr_naks_sent_ : naks_sent_)++;
 }
 
 void QueuePair::tick(Time now) {

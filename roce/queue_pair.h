@@ -50,7 +50,7 @@ class QueuePair {
   // Timers; call when next_deadline() has passed, then emit().
   void tick(Time now);
   Time next_deadline() const;
-  // The same without the pace of requests (requester().held_until()), which emit() alone serves.
+  // The same without the pace (requester().held_until()), which emit() alone serves.
   Time next_timer() const;
 
   // A CNP, for a packet that came marked "congestion experienced": at most one in 50 µs (DCQCN's notification
@@ -64,7 +64,7 @@ class QueuePair {
   // A NAK of either direction has ended it.
   bool over() const { return requester_.failed() || responder_.over(); }
   bool wants_to_emit() const {
-    return responder_.responding() || responder_.acknowledgement_owed() || requester_.wants_to_send();
+    return wants_to_respond() || responder_.acknowledgement_owed() || requester_.wants_to_send();
   }
 
   RcResponder& responder() { return responder_; }
@@ -80,11 +80,16 @@ class QueuePair {
   uint64_t probes_sent() const { return probes_sent_; }
 
  private:
+  bool wants_to_respond() const { return responder_.responding() && !requester_.pace().held(); }
+  uint32_t emit_in_turns(FramePool& pool, Crc32Combine& combine, uint32_t budget, Time now, FrameList& out);
+  void acknowledge(FramePool& pool, FrameList& out);
+
   QueuePairConfig config_;
   RcResponder responder_;
   RcRequester requester_;
   Time heard_;
   Time cnp_sent_{-1};
+  bool request_next_ = false;  // of a queue pair that is held to a rate
   uint64_t acks_sent_ = 0, naks_sent_ = 0, rnr_naks_sent_ = 0, probes_sent_ = 0;
 };
 

@@ -48,7 +48,7 @@ RcRequester::RcRequester(const RequesterConfig& config)
       una_(config.first_psn),
       highest_(config.first_psn),
       end_psn_(config.first_psn),
-      dcqcn_(config.dcqcn) {}
+      pace_(config.dcqcn) {}
 
 bool RcRequester::post(WorkRequest request) {
   if (room() == 0) return false;
@@ -109,7 +109,7 @@ Time RcRequester::tail_timeout() const {
 uint32_t RcRequester::transmit(const Wire& wire, FramePool& pool, Crc32Combine& combine, uint32_t budget,
                                Time now, FrameList& out) {
   uint32_t sent = 0;
-  if (now >= held_until_) held_until_ = kNever;
+  pace_.release(now);
   if (probe_due_ && budget > 0 && wants_to_send()) {
     // The newest packet again: its duplicate draws an ACK, a loss before it a NAK, either well before the
     // timer.
@@ -121,7 +121,7 @@ uint32_t RcRequester::transmit(const Wire& wire, FramePool& pool, Crc32Combine& 
       counters_.packets_sent++;
       counters_.retransmitted++;
       sent++;
-      if (dcqcn_.limited()) pace(bytes, now);
+      if (pace_.limited()) pace_.sent(bytes, now);
     }
   }
   while (sent < budget && wants_to_send()) {
@@ -132,7 +132,7 @@ uint32_t RcRequester::transmit(const Wire& wire, FramePool& pool, Crc32Combine& 
       break;
     }
     sent++;
-    if (dcqcn_.limited()) pace(bytes, now);
+    if (pace_.limited()) pace_.sent(bytes, now);
     note_sent(p, now);
   }
   return sent;
@@ -220,12 +220,7 @@ void RcRequester::go_back(Psn psn) {
 
 void RcRequester::congestion(Time now) {
   counters_.cnps++;
-  dcqcn_.notified(now);
-}
-
-void RcRequester::pace(uint32_t bytes, Time now) {
-  const Time next = dcqcn_.sent(bytes, now);
-  held_until_ = next > now ? next : kNever;
+  pace_.notified(now);
 }
 
 void RcRequester::acknowledge(Psn psn, uint8_t syndrome, Time now) {
@@ -333,7 +328,7 @@ bool RcRequester::acknowledge_through(uint64_t id, Time now) {
 }
 
 void RcRequester::tick(Time now) {
-  if (now >= held_until_) held_until_ = kNever;
+  pace_.release(now);
   if (rnr_until_ != kNever && now >= rnr_until_) {
     rnr_until_ = kNever;
     timer_ = outstanding() ? now + config_.retransmit_timeout : kNever;

@@ -82,7 +82,7 @@ class RcRequester {
   void congestion(Time now);
   // Runs the timers; call when next_deadline() has passed.
   void tick(Time now);
-  Time next_deadline() const { return failed_ ? kNever : std::min(next_timer(), held_until_); }
+  Time next_deadline() const { return failed_ ? kNever : std::min(next_timer(), held_until()); }
   Time next_timer() const;  // the same without the pace
 
   // Completed requests, oldest first.
@@ -96,11 +96,14 @@ class RcRequester {
   Time waiting_since() const { return outstanding() ? waiting_since_ : kNever; }
   // When the pace lets the next packet go; kNever when it holds none back. Part of next_deadline();
   // transmit() at that time is enough, tick() need not come first.
-  Time held_until() const { return held_until_; }
-  const Dcqcn& dcqcn() const { return dcqcn_; }
+  Time held_until() const { return pace_.held_until(); }
+  const Dcqcn& dcqcn() const { return pace_.dcqcn(); }
+  // Shared with the responder half, whose READ responses keep to it.
+  Pace& pace() { return pace_; }
+  const Pace& pace() const { return pace_; }
   // A packet could leave now, were there frames for it.
   bool wants_to_send() const {
-    if (failed_ || rnr_until_ != kNever || held_until_ != kNever) return false;
+    if (failed_ || rnr_until_ != kNever || pace_.held()) return false;
     if (probe_due_ && outstanding()) return true;
     if (cursor_ == tail_) return false;
     const Posted& next = at(cursor_);
@@ -132,7 +135,6 @@ class RcRequester {
   uint64_t first_read();
   Psn acknowledgeable(Psn psn);
   void ask_again(Psn psn);
-  void pace(uint32_t bytes, Time now);
   void sample(Time rtt);
   Time tail_timeout() const;
 
@@ -157,8 +159,7 @@ class RcRequester {
   Time timer_ = kNever;       // retransmission
   Time tail_timer_ = kNever;  // one probe of the newest packet, before the retransmission timer
   Time rnr_until_ = kNever;
-  Time held_until_ = kNever;  // by the pace
-  Dcqcn dcqcn_;
+  Pace pace_;
   uint32_t backoff_ = 0;
   bool probe_due_ = false;
   Time rtt_smooth_{}, rtt_variance_{};

@@ -147,9 +147,10 @@ void RcResponder::read_again(const Packet& p, std::span<const uint8_t> memory) {
   if (reading_.size() < reads_max_) reading_.insert(at, again);
 }
 
-uint32_t RcResponder::respond(const Wire& wire, FramePool& pool, uint32_t budget, FrameList& out) {
+uint32_t RcResponder::respond(const Wire& wire, FramePool& pool, uint32_t budget, Pace& pace, Time now,
+                              FrameList& out) {
   uint32_t sent = 0, done = 0;
-  while (sent < budget && done < reading_.size()) {
+  while (sent < budget && done < reading_.size() && !pace.held()) {
     Reading& r = reading_[done];
     const size_t from = static_cast<size_t>(r.sent) * mtu_;
     const bool last = r.sent + 1 == r.packets;
@@ -163,6 +164,7 @@ uint32_t RcResponder::respond(const Wire& wire, FramePool& pool, uint32_t budget
     const auto payload = r.memory.subspan(from, std::min<size_t>(mtu_, r.memory.size() - from));
     Frame frame = build(pool, wire.path, f, payload);
     if (!frame) break;
+    if (pace.limited()) pace.sent(frame.total_length(), now);
     out.push(std::move(frame));
     sent++;
     r.sent++;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "roce/build.h"
+#include "roce/dcqcn.h"
 #include "roce/packet.h"
 
 namespace millrace::roce {
@@ -49,9 +50,9 @@ class RcResponder {
   // changed.
   void accept_read(const Packet& packet, std::span<const uint8_t> memory);
   void read_again(const Packet& packet, std::span<const uint8_t> memory);
-  // Sends up to `budget` packets of what READs have asked for, in the order of the requests; returns how
-  // many.
-  uint32_t respond(const Wire& wire, FramePool& pool, uint32_t budget, FrameList& out);
+  // Sends up to `budget` packets of what READs have asked for, in the order of the requests and as its
+  // queue pair's pace allows; returns how many.
+  uint32_t respond(const Wire& wire, FramePool& pool, uint32_t budget, Pace& pace, Time now, FrameList& out);
   bool responding() const { return !reading_.empty(); }
   uint64_t responses_sent() const { return responses_sent_; }
   // After kNew: the packet cannot be taken now; the peer waits and repeats (RNR NAK). Later ones are dropped

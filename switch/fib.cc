@@ -4,6 +4,8 @@
 #include <bit>
 #include <charconv>
 
+#include "roce/prefix.h"
+
 namespace millrace::switching {
 
 namespace {
@@ -40,9 +42,7 @@ std::string Prefix::to_string() const { return address.to_string() + "/" + std::
 
 IpAddress Prefix::network() const { return masked(address, full_length(*this)); }
 
-bool Prefix::contains(const IpAddress& other) const {
-  return other.is_v4() == address.is_v4() && masked(other, full_length(*this)) == network();
-}
+bool Prefix::contains(const IpAddress& other) const { return in_prefix(other, address, full_length(*this)); }
 
 bool Prefix::is_network_or_broadcast(const IpAddress& other) const {
   if (!address.is_v4() || length > 30 || !contains(other)) return false;

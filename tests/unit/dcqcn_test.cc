@@ -1,10 +1,10 @@
 #include "roce/dcqcn.h"
 
-#include <gtest/gtest.h>
-
+#include <algorithm>
 #include <cmath>
 #include <random>
 
+#include "tests/unit/rc_rig.h"
 #include "tools/sim/nic_dcqcn.h"
 
 namespace millrace::roce {
@@ -227,6 +227,230 @@ TEST(Dcqcn, AgreesWithTheSimulatorsOwn) {
       ASSERT_NEAR(ours.alpha(now), theirs.alpha(), 1e-5);
     }
   }
+}
+
+// --- what a queue pair makes of it -------------------------------------------------------------------
+
+class PacedRequester : public Requester {};
+class PacedPair : public Pair {
+ protected:
+  PacedPair() { config.requester.dcqcn.line_rate = 2'000'000'000; }
+  // What leaves now, as letters: R a READ's response, S a request, A an acknowledgement.
+  std::string emit(QueuePair& qp, uint32_t budget = 8) {
+    FrameList out;
+    more = qp.emit(pool, combine, budget, now, out);
+    std::string s;
+    while (Frame f = out.pop()) {
+      bytes = f.total_length();
+      const Sent sent = wrap(std::move(f));
+      const bool ack = sent.packet.opcode() == Opcode::kAcknowledge;
+      if (!ack && sent.packet.op->response) psns.push_back(sent.packet.psn().value());
+      s += ack ? 'A' : sent.packet.op->response ? 'R' : 'S';
+    }
+    return s;
+  }
+  void read(QueuePair& qp, uint32_t psn, uint32_t length) {
+    const Sent request = packet(Opcode::kReadRequest, psn, 0, false, 0, length);
+    ASSERT_EQ(qp.receive(request.packet, now), Reception::kNewRequest);
+    qp.responder().accept_read(request.packet, std::span(memory).first(length));
+  }
+  void post(QueuePair& qp) {
+    WorkRequest r;
+    r.parts[0] = std::span(memory).first(8);
+    ASSERT_TRUE(qp.requester().post(std::move(r)));
+  }
+  void congest(QueuePair& qp) {
+    ASSERT_EQ(qp.receive(packet(Opcode::kCnp, 0, 0).packet, now), Reception::kCongestion);
+  }
+
+  std::vector<uint8_t> memory = std::vector<uint8_t>(8192, 3);
+  std::vector<uint32_t> psns;
+  uint32_t bytes = 0;  // of the last packet
+  bool more = false;
+};
+
+// 1 bit each ns from the first CNP on; no timer changes that here.
+TEST_F(PacedRequester, ACnpPacesWhatIsSentBehindIt) {
+  config.requests_max = 64;
+  config.dcqcn.line_rate = 2'000'000'000;
+  config.dcqcn.increase_timer = seconds(1);
+  requester = std::make_unique<RcRequester>(config);
+  for (uint64_t i = 0; i < 40; i++) post(8, i);
+  EXPECT_EQ(std::ranges::count(send(4), '!'), 4);
+  requester->congestion(now);
+  EXPECT_EQ(requester->counters().cnps, 1u);
+  EXPECT_TRUE(requester->wants_to_send()) << "the first behind it is not held back";
+  Time gap{};
+  for (int i = 0; i < 10; i++) {
+    FrameList out;
+    EXPECT_EQ(requester->transmit(wire, pool, combine, 100, now, out), 1u);
+    gap = nanoseconds(8 * out.pop().total_length());
+    const Time next = now + gap;
+    EXPECT_EQ(requester->held_until(), next);
+    EXPECT_EQ(requester->next_deadline(), next);
+    EXPECT_FALSE(requester->wants_to_send());
+    now = next - nanoseconds(1);
+    EXPECT_EQ(send(), "");
+    now = next;
+    if (i % 2) requester->tick(now);  // as well as without
+    EXPECT_EQ(requester->wants_to_send(), i % 2 == 1);
+  }
+  // Repeats are paced as well; what a late caller has missed is made up for, up to 20 µs.
+  now = milliseconds(60);
+  requester->tick(now);
+  EXPECT_EQ(requester->counters().timeouts, 1u);
+  EXPECT_EQ(std::ranges::count(send(), '!'), microseconds(20) / gap + 1);
+  EXPECT_NE(requester->held_until(), kNever);
+}
+
+TEST_F(PacedRequester, ThePaceEndsWhenTheLinesRateIsReached) {
+  config.requests_max = 64;
+  requester = std::make_unique<RcRequester>(config);
+  for (uint64_t i = 0; i < 40; i++) post(8, i);
+  requester->congestion(now);
+  EXPECT_EQ(std::ranges::count(send(), '!'), 1);
+  now = milliseconds(1);  // nine periods of 55 µs and more
+  EXPECT_EQ(std::ranges::count(send(), '!'), 39);
+  EXPECT_EQ(requester->held_until(), kNever);
+}
+
+// DSCP 48, not ECN-capable, in priority 6 where there is a tag; whatever the class of the data.
+TEST_F(PacedPair, CnpsHaveAClassOfTheirOwnAndComeOnceIn50Microseconds) {
+  config.wire.path.tos = 0x6A;
+  config.wire.path.has_vlan = true;
+  config.wire.path.vlan_tci = 0x3123;
+  QueuePair qp(config, Time{});
+  FrameList out;
+  EXPECT_TRUE(qp.send_cnp(pool, Time{}, out));
+  EXPECT_FALSE(qp.send_cnp(pool, nanoseconds(49'999), out));
+  EXPECT_TRUE(qp.send_cnp(pool, microseconds(50), out));
+  ASSERT_EQ(out.size(), 2u);
+  const Frame frame = out.pop();
+  EXPECT_EQ(frame.bytes()[14], 0xC1);
+  EXPECT_EQ(frame.bytes()[15], 0x23);
+  Packet cnp;
+  ASSERT_EQ(parse(frame.bytes(), cnp), ParseVerdict::kOk);
+  EXPECT_TRUE(icrc_ok(cnp));
+  EXPECT_EQ(cnp.tos, 0xC0);
+  EXPECT_EQ(cnp.opcode(), Opcode::kCnp);
+  EXPECT_EQ(cnp.dest_qp(), Qpn{5});
+}
+
+TEST_F(PacedPair, ACnpThatItHearsHoldsItsRequestsBackAndNoAcknowledgement) {
+  config.requester.dcqcn.line_rate = 2'000'000'000;
+  QueuePair qp(config, Time{});
+  path.src_ip = *IpAddress::parse("10.0.0.2");
+  EXPECT_EQ(qp.receive(packet(Opcode::kCnp, 0, 0).packet, Time{}), Reception::kCongestion);
+  std::vector<uint8_t> data(8);
+  for (int i = 0; i < 2; i++) {
+    WorkRequest r;
+    r.parts[0] = data;
+    ASSERT_TRUE(qp.requester().post(std::move(r)));
+  }
+  FrameList out;
+  EXPECT_FALSE(qp.emit(pool, combine, 8, Time{}, out)) << "held back, so there is no point in trying at once";
+  ASSERT_EQ(out.size(), 1u);
+  const Time next = nanoseconds(8 * out.pop().total_length());
+  EXPECT_EQ(qp.next_deadline(), next);
+  EXPECT_GT(qp.next_timer(), next);
+  const Sent request = packet(Opcode::kSendOnly, 100, 8, true);
+  ASSERT_EQ(qp.receive(request.packet, Time{}), Reception::kNewRequest);
+  qp.responder().accept(request.packet);
+  qp.emit(pool, combine, 8, Time{}, out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(wrap(out.pop()).packet.opcode(), Opcode::kAcknowledge);
+  qp.emit(pool, combine, 8, next, out);
+  EXPECT_EQ(out.size(), 1u);
+}
+
+// 1 bit each ns behind the first CNP.
+TEST_F(PacedPair, ReadResponsesKeepToThePace) {
+  config.reads_max = 4;
+  config.requester.dcqcn.increase_timer = seconds(1);
+  QueuePair qp(config, now);
+  read(qp, 100, 8 * kMtu);
+  EXPECT_EQ(emit(qp, 3), "RRR") << "nothing limits them yet";
+  EXPECT_TRUE(more);
+  congest(qp);
+  Time next = now;
+  for (int i = 0; i < 4; i++) {
+    now = next;
+    EXPECT_EQ(emit(qp), "R") << i;
+    EXPECT_FALSE(more) << "held back, so there is no point in trying at once";
+    EXPECT_FALSE(qp.wants_to_emit());
+    next = now + nanoseconds(8 * bytes);
+    EXPECT_EQ(qp.next_deadline(), next);
+    now = next - nanoseconds(1);
+    EXPECT_EQ(emit(qp), "");
+  }
+  now = next;
+  EXPECT_EQ(emit(qp), "R");
+  EXPECT_EQ(psns, (std::vector<uint32_t>{100, 101, 102, 103, 104, 105, 106, 107}));
+  EXPECT_FALSE(qp.responder().responding());
+}
+
+TEST_F(PacedPair, AtARateResponsesAndRequestsTakeTurns) {
+  config.reads_max = 4;
+  config.requester.dcqcn.increase_timer = seconds(1);
+  QueuePair qp(config, now);
+  read(qp, 100, 4 * kMtu);
+  for (int i = 0; i < 3; i++) post(qp);
+  congest(qp);
+  std::string order;
+  for (int i = 0; i < 20; i++) {
+    const std::string s = emit(qp);
+    EXPECT_LE(s.size(), 1u);
+    order += s;
+    now = std::min(qp.requester().held_until(), now + microseconds(5));
+  }
+  EXPECT_EQ(order, "RSRSRSR");
+}
+
+// An acknowledgement of what came behind a READ waits for its responses, however long the pace makes that.
+TEST_F(PacedPair, AnAcknowledgementStillWaitsForTheResponsesBeforeIt) {
+  config.reads_max = 4;
+  config.requester.dcqcn.increase_timer = seconds(1);
+  QueuePair qp(config, now);
+  read(qp, 100, 3 * kMtu);
+  const Sent behind = packet(Opcode::kSendOnly, 103, 8, true);
+  ASSERT_EQ(qp.receive(behind.packet, now), Reception::kNewRequest);
+  qp.responder().accept(behind.packet);
+  congest(qp);
+  std::string order;
+  for (int i = 0; i < 12; i++, now += microseconds(1)) order += emit(qp);
+  EXPECT_EQ(order, "RRRA");
+}
+
+// A READ that is asked for again in part is answered from there, at the pace too, and what follows in order.
+TEST_F(PacedPair, GoingBackKeepsTheOrderAtAPace) {
+  config.reads_max = 4;
+  config.requester.dcqcn.increase_timer = seconds(1);
+  QueuePair qp(config, now);
+  read(qp, 100, 4 * kMtu), read(qp, 104, 2 * kMtu);
+  congest(qp);
+  for (int i = 0; i < 10 && psns.size() < 3; i++, now += microseconds(1)) emit(qp);
+  ASSERT_EQ(psns, (std::vector<uint32_t>{100, 101, 102}));
+  const Sent again = packet(Opcode::kReadRequest, 101, 0, false, kMtu, 3 * kMtu);
+  ASSERT_EQ(qp.receive(again.packet, now), Reception::kReadAgain);
+  qp.responder().read_again(again.packet, std::span(memory).subspan(kMtu, 3 * kMtu));
+  psns.clear();
+  for (int i = 0; i < 40; i++, now += microseconds(1)) EXPECT_LE(emit(qp).size(), 1u);
+  EXPECT_EQ(psns, (std::vector<uint32_t>{101, 102, 103, 104, 105}));
+}
+
+TEST_F(PacedPair, OfManyResponsesThePaceIsTheRate) {
+  config.reads_max = 4;
+  config.requester.dcqcn.increase_timer = seconds(1);
+  QueuePair qp(config, now);
+  congest(qp);
+  uint64_t sent = 0;
+  uint32_t psn = 100;
+  for (; now < milliseconds(1); now += nanoseconds(500)) {
+    if (!qp.responder().responding()) read(qp, psn, 8 * kMtu), psn += 8;
+    const size_t n = emit(qp).size();
+    sent += n * bytes;
+  }
+  EXPECT_NEAR(static_cast<double>(sent), 1e6 / 8, 2 * 300);
 }
 
 }  // namespace

@@ -1,13 +1,11 @@
 // RDMA READ, requester and responder alone and then one against the other over a wire that loses, repeats and
 // reorders. PSNs are worked out by hand from IBA vol. 1, 9.7.3 and 9.7.5.1; sequences start near the wrap.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <deque>
-#include <memory>
+#include <map>
 #include <random>
 
-#include "roce/queue_pair.h"
+#include "tests/unit/rc_rig.h"
 
 namespace millrace::roce {
 namespace {
@@ -15,20 +13,7 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr uint32_t kMtu = 256;
 constexpr uint64_t kBase = 0x10000;
-
-struct Sent {
-  Frame frame;
-  Packet packet;
-};
-
-Sent wrap(Frame frame) {
-  Sent s{std::move(frame), {}};
-  EXPECT_EQ(parse(s.frame.bytes(), s.packet), ParseVerdict::kOk);
-  EXPECT_TRUE(icrc_ok(s.packet));
-  return s;
-}
 
 // "RD fffffe +0 600 | WO 1": what a list of packets is, in short.
 std::string text_of(const Packet& p) {
@@ -64,33 +49,17 @@ std::string text_of(FrameList& list) {
   return s;
 }
 
-class Read : public testing::Test {
+class Read : public testing::Test, public Peer {
  protected:
   Read() {
-    wire.path.src_ip = *IpAddress::parse("10.0.0.1");
-    wire.path.dst_ip = *IpAddress::parse("10.0.0.2");
-    wire.remote_qpn = Qpn{5};
     for (size_t i = 0; i < memory.size(); i++) memory[i] = static_cast<uint8_t>(i * 7 + i / 256);
   }
   Sent packet(Opcode op, uint32_t psn, std::span<const uint8_t> payload = {}, uint64_t address = 0,
               uint32_t length = 0, bool ask = false) {
-    TransportFields f;
-    f.opcode = op;
-    f.dest_qp = Qpn{77};
-    f.psn = Psn(psn);
-    f.ack_request = ask;
-    f.remote_address = kBase + address;
-    f.rkey = 9;
-    f.dma_length = length;
-    f.syndrome = kAckUnlimited;
-    return wrap(build(pool, wire.path, f, payload));
+    return Peer::packet(op, psn, payload, ask, kBase + address, length, 9);
   }
   std::span<const uint8_t> lent(uint64_t at, size_t n) const { return std::span(memory).subspan(at, n); }
 
-  HeapFramePool pool;
-  Crc32Combine combine;
-  Wire wire;
-  Time now{};
   std::vector<uint8_t> memory = std::vector<uint8_t>(16384);
 };
 
@@ -315,6 +284,9 @@ TEST_F(ReadRequester, AcknowledgementsWithoutAnAnswerAreNoSignOfLife) {
 
 class ReadResponder : public Read {
  protected:
+  uint32_t respond(FramePool& from, uint32_t budget, FrameList& out) {
+    return responder.respond(wire, from, budget, pace, now, out);
+  }
   Arrival ask(uint32_t psn, uint64_t at, uint32_t bytes) {
     const Sent s = packet(Opcode::kReadRequest, psn, {}, at, bytes);
     const Arrival a = responder.arrive(s.packet);
@@ -334,10 +306,11 @@ class ReadResponder : public Read {
   }
   std::string respond(uint32_t budget = 100) {
     FrameList out;
-    responder.respond(wire, pool, budget, out);
+    respond(pool, budget, out);
     return text_of(out);
   }
   RcResponder responder{Psn(0xFFFFFE), kMtu, 3};
+  Pace pace{DcqcnConfig{}};
 };
 
 TEST_F(ReadResponder, AnswersFromMemoryUnderABudget) {
@@ -345,7 +318,7 @@ TEST_F(ReadResponder, AnswersFromMemoryUnderABudget) {
   EXPECT_EQ(responder.expected().value(), 1u);
   EXPECT_EQ(ask(1, 0, 0), Arrival::kNew);
   FrameList out;
-  EXPECT_EQ(responder.respond(wire, pool, 2, out), 2u);
+  EXPECT_EQ(respond(pool, 2, out), 2u);
   const Sent first = wrap(out.pop());
   EXPECT_EQ(text_of(first.packet), "F fffffe 256");
   EXPECT_EQ(first.packet.aeth->syndrome, kAckUnlimited);
@@ -391,7 +364,7 @@ TEST_F(ReadResponder, ARepeatIsAnsweredAgainAlsoInPart) {
   memory[2 * kMtu] = 0x77;  // as it is now
   ask(0, 2 * kMtu, kMtu);
   FrameList out;
-  responder.respond(wire, pool, 8, out);
+  respond(pool, 8, out);
   const Sent only = wrap(out.pop());
   EXPECT_EQ(text_of(only.packet), "O 0 256");
   EXPECT_EQ(only.packet.payload[0], 0x77);
@@ -473,9 +446,9 @@ TEST_F(ReadResponder, WithoutFramesItGoesOnLater) {
   ask(0xFFFFFE, 0, 3 * kMtu);
   HeapFramePool tiny(4608, 2);
   FrameList out;
-  EXPECT_EQ(responder.respond(wire, tiny, 8, out), 2u);
+  EXPECT_EQ(respond(tiny, 8, out), 2u);
   EXPECT_EQ(text_of(out), "F fffffe 256 | M ffffff 256");
-  EXPECT_EQ(responder.respond(wire, tiny, 8, out), 1u);
+  EXPECT_EQ(respond(tiny, 8, out), 1u);
   EXPECT_EQ(text_of(out), "L 0 256");
 }
 

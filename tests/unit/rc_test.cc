@@ -1,11 +1,8 @@
 // The reliable connection: responder and requester alone, by the rules of IBA vol. 1, 9.7; sequences start
 // near the wrap of the PSN.
-#include <gtest/gtest.h>
-
 #include <algorithm>
-#include <memory>
 
-#include "roce/queue_pair.h"
+#include "tests/unit/rc_rig.h"
 
 namespace millrace::roce {
 namespace {
@@ -14,39 +11,6 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 using std::chrono::seconds;
-
-constexpr uint32_t kMtu = 256;
-
-// A packet of our peer, parsed: kept with its frame.
-struct Sent {
-  Frame frame;
-  Packet packet;
-};
-
-class Peer {
- public:
-  Sent packet(Opcode op, uint32_t psn, size_t bytes, bool ack_request = false, uint64_t address = 0,
-              uint32_t dma = 0) {
-    TransportFields f;
-    f.opcode = op;
-    f.dest_qp = Qpn{77};
-    f.psn = Psn(psn);
-    f.ack_request = ack_request;
-    f.remote_address = address;
-    f.dma_length = dma;
-    f.rkey = 5;
-    const std::vector<uint8_t> payload(bytes, 0xAB);
-    return wrap(build(pool, path, f, payload));
-  }
-  static Sent wrap(Frame frame) {
-    Sent s{std::move(frame), {}};
-    EXPECT_EQ(parse(s.frame.bytes(), s.packet), ParseVerdict::kOk);
-    EXPECT_TRUE(icrc_ok(s.packet));
-    return s;
-  }
-  HeapFramePool pool;
-  Path path{{}, {}, *IpAddress::parse("10.0.0.2"), *IpAddress::parse("10.0.0.1")};
-};
 
 class Responder : public testing::Test, public Peer {
  protected:
@@ -215,56 +179,6 @@ TEST_F(Responder, BehindItsEndEverythingIsSilent) {
     EXPECT_EQ(responder.arrive(packet(Opcode::kSendOnly, psn, 8, true).packet), Arrival::kGapQuiet);
   EXPECT_FALSE(responder.take_acknowledgement());
 }
-
-class Requester : public testing::Test {
- protected:
-  Requester() {
-    wire.path.src_ip = *IpAddress::parse("10.0.0.1");
-    wire.path.dst_ip = *IpAddress::parse("10.0.0.2");
-    wire.remote_qpn = Qpn{5};
-    config.first_psn = Psn(0xFFFFFE);
-    config.mtu = kMtu;
-    config.requests_max = 8;
-    config.retransmit_timeout = milliseconds(60);
-    requester = std::make_unique<RcRequester>(config);
-  }
-  void post(size_t bytes, uint64_t id) {
-    WorkRequest r;
-    r.id = id;
-    r.parts[0] = {data.data(), bytes};
-    ASSERT_TRUE(requester->post(std::move(r)));
-  }
-  // The PSNs sent now, as a string such as "fffffe ffffff 0!" (! asks for an acknowledgement).
-  std::string send(uint32_t budget = 100) {
-    FrameList out;
-    requester->transmit(wire, pool, combine, budget, now, out);
-    std::string s;
-    while (!out.empty()) {
-      const Sent sent = Peer::wrap(out.pop());
-      char text[16];
-      std::snprintf(text, sizeof(text), "%s%x%s", s.empty() ? "" : " ", sent.packet.psn().value(),
-                    sent.packet.ack_request() ? "!" : "");
-      s += text;
-    }
-    return s;
-  }
-  std::string completions() {
-    std::string s;
-    for (uint64_t id; requester->next_completion(id);) s += std::to_string(id) + " ";
-    return s;
-  }
-  void ack(uint32_t psn, uint8_t syndrome = kAckUnlimited) {
-    requester->acknowledge(Psn(psn), syndrome, now);
-  }
-
-  HeapFramePool pool;
-  Crc32Combine combine;
-  Wire wire;
-  RequesterConfig config;
-  std::vector<uint8_t> data = std::vector<uint8_t>(4096, 7);
-  std::unique_ptr<RcRequester> requester;
-  Time now{};
-};
 
 TEST_F(Requester, CutsMessagesAndACoalescedAckCompletesThem) {
   post(2 * kMtu + 1, 1);
@@ -522,51 +436,6 @@ TEST_F(Requester, KeepsWithinItsQueueAndWindow) {
   post(8, 9);
 }
 
-// 1 bit each ns from the first CNP on; no timer changes that here.
-TEST_F(Requester, ACnpPacesWhatIsSentBehindIt) {
-  config.requests_max = 64;
-  config.dcqcn.line_rate = 2'000'000'000;
-  config.dcqcn.increase_timer = seconds(1);
-  requester = std::make_unique<RcRequester>(config);
-  for (uint64_t i = 0; i < 40; i++) post(8, i);
-  EXPECT_EQ(std::ranges::count(send(4), '!'), 4);
-  requester->congestion(now);
-  EXPECT_EQ(requester->counters().cnps, 1u);
-  EXPECT_TRUE(requester->wants_to_send()) << "the first behind it is not held back";
-  Time gap{};
-  for (int i = 0; i < 10; i++) {
-    FrameList out;
-    EXPECT_EQ(requester->transmit(wire, pool, combine, 100, now, out), 1u);
-    gap = nanoseconds(8 * out.pop().total_length());
-    const Time next = now + gap;
-    EXPECT_EQ(requester->held_until(), next);
-    EXPECT_EQ(requester->next_deadline(), next);
-    EXPECT_FALSE(requester->wants_to_send());
-    now = next - nanoseconds(1);
-    EXPECT_EQ(send(), "");
-    now = next;
-    if (i % 2) requester->tick(now);  // as well as without
-    EXPECT_EQ(requester->wants_to_send(), i % 2 == 1);
-  }
-  // Repeats are paced as well; what a late caller has missed is made up for, up to 20 µs.
-  now = milliseconds(60);
-  requester->tick(now);
-  EXPECT_EQ(requester->counters().timeouts, 1u);
-  EXPECT_EQ(std::ranges::count(send(), '!'), microseconds(20) / gap + 1);
-  EXPECT_NE(requester->held_until(), kNever);
-}
-
-TEST_F(Requester, ThePaceEndsWhenTheLinesRateIsReached) {
-  config.requests_max = 64;
-  requester = std::make_unique<RcRequester>(config);
-  for (uint64_t i = 0; i < 40; i++) post(8, i);
-  requester->congestion(now);
-  EXPECT_EQ(std::ranges::count(send(), '!'), 1);
-  now = milliseconds(1);  // nine periods of 55 µs and more
-  EXPECT_EQ(std::ranges::count(send(), '!'), 39);
-  EXPECT_EQ(requester->held_until(), kNever);
-}
-
 TEST_F(Requester, ASharedPayloadIsSentWithoutACopyAndKeptUntilAcknowledged) {
   Frame owner = Frame::allocate(pool);
   FrameBuffer* buffer = owner.buffer();
@@ -602,19 +471,6 @@ TEST_F(Requester, AnEmptyPoolDelaysAndLosesNothing) {
   EXPECT_EQ(completions(), "1 2 ");
 }
 
-class Pair : public testing::Test, public Peer {
- protected:
-  Pair() {
-    config.local = Qpn{77};
-    config.wire.path.src_ip = *IpAddress::parse("10.0.0.1");
-    config.wire.path.dst_ip = *IpAddress::parse("10.0.0.2");
-    config.wire.remote_qpn = Qpn{5};
-    config.expected_psn = Psn(100);
-    config.requester.mtu = kMtu;
-  }
-  QueuePairConfig config;
-};
-
 TEST_F(Pair, AForeignSourceOrPartitionChangesNothing) {
   QueuePair qp(config, Time{});
   path.src_ip = *IpAddress::parse("10.0.0.3");
@@ -642,7 +498,7 @@ TEST_F(Requester, ABorrowedPayloadIsSentFromWhereItLiesOnceAndCopiedWhenRepeated
   last.copy_to(before.data());
   own_payload(last.buffer());
   EXPECT_EQ(last.bytes().size(), before.size());
-  const Sent owned = Peer::wrap(std::move(last));  // parses, and its ICRC is right
+  const Sent owned = wrap(std::move(last));  // parses, and its ICRC is right
   EXPECT_TRUE(std::equal(before.begin(), before.end(), owned.frame.bytes().begin()));
   ack(0xFFFFFE, kNakSequence);
   requester->transmit(wire, pool, combine, 10, now, out);
@@ -655,7 +511,6 @@ TEST_F(Pair, ASilentPeerIsProbedAndThenDead) {
   EXPECT_EQ(qp.next_deadline(), seconds(1));
   qp.tick(seconds(1));
   FrameList out;
-  Crc32Combine combine;
   qp.emit(pool, combine, 8, seconds(1), out);
   ASSERT_EQ(out.size(), 1u);
   const Sent probe = wrap(out.pop());
@@ -664,56 +519,6 @@ TEST_F(Pair, ASilentPeerIsProbedAndThenDead) {
   EXPECT_TRUE(probe.packet.ack_request());
   EXPECT_FALSE(qp.dead(milliseconds(5999)));
   EXPECT_TRUE(qp.dead(seconds(6)));
-}
-
-// DSCP 48, not ECN-capable, in priority 6 where there is a tag; whatever the class of the data.
-TEST_F(Pair, CnpsHaveAClassOfTheirOwnAndComeOnceIn50Microseconds) {
-  config.wire.path.tos = 0x6A;
-  config.wire.path.has_vlan = true;
-  config.wire.path.vlan_tci = 0x3123;
-  QueuePair qp(config, Time{});
-  FrameList out;
-  EXPECT_TRUE(qp.send_cnp(pool, Time{}, out));
-  EXPECT_FALSE(qp.send_cnp(pool, nanoseconds(49'999), out));
-  EXPECT_TRUE(qp.send_cnp(pool, microseconds(50), out));
-  ASSERT_EQ(out.size(), 2u);
-  const Frame frame = out.pop();
-  EXPECT_EQ(frame.bytes()[14], 0xC1);
-  EXPECT_EQ(frame.bytes()[15], 0x23);
-  Packet cnp;
-  ASSERT_EQ(parse(frame.bytes(), cnp), ParseVerdict::kOk);
-  EXPECT_TRUE(icrc_ok(cnp));
-  EXPECT_EQ(cnp.tos, 0xC0);
-  EXPECT_EQ(cnp.opcode(), Opcode::kCnp);
-  EXPECT_EQ(cnp.dest_qp(), Qpn{5});
-}
-
-TEST_F(Pair, ACnpThatItHearsHoldsItsRequestsBackAndNoAcknowledgement) {
-  config.requester.dcqcn.line_rate = 2'000'000'000;
-  QueuePair qp(config, Time{});
-  path.src_ip = *IpAddress::parse("10.0.0.2");
-  EXPECT_EQ(qp.receive(packet(Opcode::kCnp, 0, 0).packet, Time{}), Reception::kCongestion);
-  std::vector<uint8_t> data(8);
-  for (int i = 0; i < 2; i++) {
-    WorkRequest r;
-    r.parts[0] = data;
-    ASSERT_TRUE(qp.requester().post(std::move(r)));
-  }
-  FrameList out;
-  Crc32Combine combine;
-  EXPECT_FALSE(qp.emit(pool, combine, 8, Time{}, out)) << "held back, so there is no point in trying at once";
-  ASSERT_EQ(out.size(), 1u);
-  const Time next = nanoseconds(8 * out.pop().total_length());
-  EXPECT_EQ(qp.next_deadline(), next);
-  EXPECT_GT(qp.next_timer(), next);
-  const Sent request = packet(Opcode::kSendOnly, 100, 8, true);
-  ASSERT_EQ(qp.receive(request.packet, Time{}), Reception::kNewRequest);
-  qp.responder().accept(request.packet);
-  qp.emit(pool, combine, 8, Time{}, out);
-  ASSERT_EQ(out.size(), 1u);
-  EXPECT_EQ(wrap(out.pop()).packet.opcode(), Opcode::kAcknowledge);
-  qp.emit(pool, combine, 8, next, out);
-  EXPECT_EQ(out.size(), 1u);
 }
 
 }  // namespace

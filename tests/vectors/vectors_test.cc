@@ -202,7 +202,8 @@ TEST(Read, TheKernelsResponsesAreOurs) {
       }
       responder.accept_read(p, std::span(memory).first(p.reth->length.value()));
       FrameList out;
-      responder.respond(Wire{}, pool, 1000, out);
+      Pace pace{DcqcnConfig{}};
+      responder.respond(Wire{}, pool, 1000, pace, Time{}, out);
       while (!out.empty()) {
         Frame f = out.pop();
         Packet mine;
