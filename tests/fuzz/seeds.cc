@@ -269,6 +269,228 @@ void conversations_with_a_switch(const fs::path& root) {
   }
 }
 
+// Scripts of read_fuzz.cc's steps, for every shape of its world.
+void conversations_of_reads(const fs::path& root) {
+  Seeds seeds(root, "read");
+  enum : uint8_t {
+    kRead = 0,  // its low nibble; the high one says how much
+    kWrite = 2,
+    kAsk = 3,
+    kAnswer = 4,
+    kNext = 5,
+    kAnyOf = 6,
+    kDrop = 7,
+    kAgain = 8,
+    kMutate = 9,
+    kForgeAnswer = 10,
+    kForgeRequest = 11,
+    kTime = 12,
+    kConverse = 13,
+    kBusy = 14,
+    kDeaf = 15
+  };
+  const auto n = [](uint8_t step, size_t more) { return static_cast<uint8_t>(step | more << 4); };
+  const std::vector<Bytes> scripts = {
+      {n(kWrite, 3), 1, 0, n(kRead, 3), 1, 0, n(kConverse, 4), n(kRead, 6), 0, 9, n(kConverse, 4)},
+      {n(kRead, 5),   3,           200,
+       n(kRead, 1),   0,           7,
+       n(kRead, 2),   0,           8,
+       n(kAsk, 9),    kNext,       kNext,
+       n(kAnswer, 1), kDrop,       0,
+       n(kAnswer, 9), kNext,       kNext,
+       kNext,         n(kTime, 5), n(kConverse, 9)},
+      {n(kRead, 4),
+       3,
+       255,
+       n(kWrite, 2),
+       4,
+       4,
+       n(kWrite, 9),
+       0,
+       2,
+       n(kAsk, 15),
+       kAnyOf,
+       2,
+       kAnyOf,
+       1,
+       n(kAnswer, 15),
+       kAnyOf,
+       3,
+       kAgain,
+       0,
+       kAgain,
+       1,
+       n(kTime, 4),
+       n(kConverse, 3)},
+      {n(kBusy, 2),
+       n(kWrite, 2),
+       2,
+       2,
+       n(kRead, 6),
+       1,
+       1,
+       n(kConverse, 2),
+       n(kTime, 2),
+       n(kConverse, 2),
+       n(kDeaf, 1),
+       n(kRead, 3),
+       2,
+       9,
+       n(kAsk, 4),
+       kNext,
+       n(kAnswer, 4),
+       kDrop,
+       0,
+       n(kTime, 5),
+       n(kConverse, 2),
+       n(kDeaf, 0)},
+      {n(kRead, 5), 3, 200, n(kAsk, 2), kNext, n(kAnswer, 3), n(kMutate, 0), 0, 0, 0, 16, 1, 0,
+       n(kConverse, 2)},
+      {n(kRead, 3), 2, 77, n(kAsk, 2), n(kForgeAnswer, 0), 0x80, 0, n(kForgeAnswer, 0), 0x82, 1,
+       n(kForgeAnswer, 1), 4, 0, 0x60, n(kConverse, 3)},
+      {n(kForgeRequest, 0),
+       0,
+       0,
+       1,
+       0,
+       2,
+       0,
+       n(kForgeRequest, 1),
+       0,
+       0,
+       1,
+       0,
+       1,
+       0,
+       n(kAnswer, 15),
+       n(kForgeRequest, 2),
+       3,
+       0,
+       0,
+       9,
+       0,
+       10,
+       0,
+       10,
+       n(kConverse, 1)},
+      {n(kTime, 7), n(kConverse, 1), n(kRead, 7), 0, 0, n(kConverse, 1), n(kTime, 7), n(kTime, 7),
+       n(kConverse, 2)}};
+  for (const uint8_t shape : {0x06, 0x00, 0x09, 0x12, 0x26, 0x46, 0x9E})
+    for (const Bytes& script : scripts) seeds.add(Output().byte(shape).bytes(script).get());
+}
+
+// Scripts of lease_fuzz.cc's steps: a store and its lenders.
+void conversations_of_lenders(const fs::path& root) {
+  Seeds seeds(root, "lease");
+  enum : uint8_t {
+    kWrite = 0,  // its low nibble; the high one says how much
+    kRead = 1,
+    kDiscard = 2,
+    kNext = 3,
+    kAnyOf = 4,
+    kDrop = 5,
+    kAgain = 6,
+    kMutate = 7,
+    kTime = 8,
+    kConverse = 9,
+    kBorrow = 10,
+    kAskFor = 11,
+    kForge = 12,
+    kPower = 13,
+    kDecode = 14,
+    kPoll = 15
+  };
+  const auto n = [](uint8_t step, size_t more) { return static_cast<uint8_t>(step | more << 4); };
+  Output fill;
+  fill.byte(n(kConverse, 5));
+  for (size_t id = 0; id < 14; id++) fill.byte(n(kWrite, id + 2)).byte(id);
+  fill.byte(n(kConverse, 3));
+  const auto then = [&](const Bytes& more) { return Output().bytes(fill.get()).bytes(more).get(); };
+  const std::vector<Bytes> scripts = {
+      then({n(kRead, 12), n(kRead, 13), n(kConverse, 5), n(kDiscard, 1), n(kWrite, 9), 2, n(kRead, 15),
+            n(kConverse, 9), n(kPoll, 15), n(kConverse, 4)}),
+      then({n(kRead, 12), kPoll, kDrop, 0, kNext, kNext, n(kTime, 3), n(kConverse, 4), kAgain, 2, kAgain, 3,
+            n(kRead, 12), n(kConverse, 2), n(kTime, 6), n(kConverse, 2)}),
+      then({n(kRead, 8), n(kPower, 0), n(kTime, 5), n(kTime, 5), n(kPower, 4), n(kTime, 5), n(kConverse, 9),
+            n(kWrite, 3), 1, n(kPower, 8), n(kConverse, 1), n(kTime, 5), n(kConverse, 9)}),
+      then({n(kPower, 12), n(kConverse, 2), n(kTime, 6), n(kPower, 8), n(kTime, 7), n(kConverse, 9),
+            n(kWrite, 15), 0}),
+      then({n(kBorrow, 0),
+            7,
+            0x20,
+            0,
+            n(kConverse, 3),
+            n(kAskFor, 0),
+            0,
+            4,
+            140,
+            n(kAskFor, 0),
+            0x10,
+            64,
+            200,
+            1,
+            0,
+            n(kAskFor, 0),
+            1,
+            0,
+            140,
+            8,
+            4,
+            n(kConverse, 3),
+            n(kAskFor, 0),
+            0x10,
+            6,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            9,
+            n(kConverse, 3),
+            n(kRead, 15)}),
+      then(
+          {n(kForge, 2), 0x11, 0, 0, 0, 0, 0, 130, 9, n(kForge, 0), 7, 0, 0, 0, 0, 0, 0, 9, n(kConverse, 3)}),
+      then({n(kRead, 4), kPoll, n(kMutate, 0), 0, 0, 0, 3, 1, 0, n(kConverse, 3), n(kMutate, 1), 2, 0, 0, 9,
+            0xFF, 0}),
+      {kPoll, n(kMutate, 0), 0, 1, 0, 100, 3, 0, 180, 7, 0, n(kConverse, 3), n(kTime, 5), n(kTime, 5),
+       n(kConverse, 4)},
+      {kDecode, 24, 'M', 'R', 'L', 'S', 1,       0,  0,   0,   0,   0,   0,   7,    0,   0,  0, 0, 0, 0,
+       0,       0,  0,   0,   16,  0,   kDecode, 32, 'M', 'R', 'L', 'S', 1,   0,    0,   0,  1, 2, 3, 4,
+       0,       0,  0,   0,   0,   0,   0,       0,  0,   1,   0,   0,   0,   0,    0,   0,  0, 0, 2, 0,
+       kDecode, 14, 'M', 'R', 'L', 'S', 1,       2,  6,   0,   'n', 'o', ' ', 0x1B, '[', 'J'}};
+  for (const uint16_t shape : {0x0010, 0x0110, 0x0218, 0x0758, 0x3810, 0xC010, 0x4400, 0x9012, 0x0030})
+    for (const Bytes& script : scripts) seeds.add(Output().u16(shape).bytes(script).get());
+  // A stranger with a part of his own, who writes and reads beyond its end and before its beginning.
+  for (const Bytes& wish :
+       {Bytes{0x11, 0x14, 120}, Bytes{0x10, 0x44, 120, 1, 0}, Bytes{0x10, 0x40, 100, 1, 0},
+        Bytes{0x11, 0x10, 130}, Bytes{0x12, 0x54, 90, 1, 1}})
+    for (const uint16_t shape : {0x0410, 0x0610, 0x0500})
+      seeds.add(Output()
+                    .u16(shape)
+                    .bytes(fill.get())
+                    .bytes(Bytes{n(kBorrow, 0), 7, 0x20, 0, n(kBorrow, 1), 7, 0x20, 0, n(kConverse, 3),
+                                 n(kAskFor, 0)})
+                    .bytes(wish)
+                    .byte(n(kAskFor, 1))
+                    .bytes(wish)
+                    .bytes(Bytes{n(kConverse, 3), n(kRead, 15), n(kConverse, 9)})
+                    .get());
+  // A fake lender's answers: a lease, one that lies, a refusal, bytes.
+  for (const Bytes& answer :
+       {Bytes{0x0C, 0, 9, 8, 0}, Bytes{0x1C, 0, 9, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xF0, 0, 8, 0},
+        Bytes{0x90, 4, 'f', 'u', 'l', 'l'}, Bytes{0x84, 3, 'M', 'R', 'L'}, Bytes{0x04, 0}})
+    seeds.add(Output()
+                  .u16(0x0017)
+                  .byte(n(kConverse, 0))
+                  .byte(kPoll)
+                  .byte(kNext)
+                  .bytes(answer)
+                  .bytes(fill.get())
+                  .get());
+}
+
 }  // namespace
 }  // namespace millrace::fuzz
 
@@ -285,5 +507,7 @@ int main(int argc, char** argv) {
   captures(argv[1]);
   conversations_of_agents(argv[1]);
   conversations_with_a_switch(argv[1]);
+  conversations_of_reads(argv[1]);
+  conversations_of_lenders(argv[1]);
   return 0;
 }
