@@ -19,7 +19,9 @@ inline constexpr uint32_t kNone = Slots::kNone;
 inline constexpr uint32_t kPacketsPerTurn = 64;
 inline constexpr Time kStarvedFor = std::chrono::microseconds(100);
 inline constexpr uint32_t kLendersMax = 64;
-inline constexpr uint32_t kReadPacketsMax = 8;   // by one READ, that are worth asking for ahead
+// By one READ, that are worth asking for ahead: of RoCE packets of 1 KiB as many bytes as of long ones. They
+// wait for their port in frames, so no more.
+inline constexpr uint32_t kReadPacketsMax = 4;
 inline constexpr uint32_t kSlotsMax = 1u << 24;  // of one lender
 
 // A packet of full length is longer than the path MTU by its headers. These few bytes stay here, or each
