@@ -150,7 +150,7 @@ RemoteStore::Impl::Lender* RemoteStore::Impl::choose_open(uint32_t bytes) {
   for (auto& l : lenders) {
     if (l->open == kNone) continue;
     const FrameBuffer* b = l->gathered.buffer();
-    if (b->length + bytes <= shared_bytes() && b->offset + b->length + bytes <= b->room_bytes) return l.get();
+    if (b->length + bytes <= l->open_room && b->offset + b->length + bytes <= b->room_bytes) return l.get();
   }
   return nullptr;
 }
@@ -180,6 +180,7 @@ bool RemoteStore::Impl::write(uint32_t id, Frame& frame) {
   if (small) {
     l->open = slot;
     l->open_last = id;
+    l->open_room = shared_bytes() - shared_head_max() + std::min(shared_head_max(), b->length);
     l->gathered = std::move(frame);
     return true;
   }
@@ -194,8 +195,9 @@ void RemoteStore::Impl::post_write(Lender& l, uint32_t slot, Frame frame, uint32
   r.kind = roce::WorkRequest::Kind::kWrite;
   r.id = l.tail;
   r.parts[0] = frame.bytes().subspan(head);
-  r.remote_address = address_of(l, slot);
+  r.remote_address = address_of(l, slot) + head;
   r.rkey = l.rkey;
+  (*l.slots)[slot].head = head;
   const auto bytes = static_cast<uint32_t>(r.bytes());
   const bool posted = l.qp->requester().post(std::move(r));
   assert(posted);
@@ -210,10 +212,12 @@ void RemoteStore::Impl::close(Lender& l) {
   if (l.open == kNone) return;
   const uint32_t slot = std::exchange(l.open, kNone);
   Frame gathered = std::move(l.gathered);
-  if ((*l.slots)[slot].packets == 0)
-    l.slots->give(slot);  // all given up meanwhile
-  else
-    post_write(l, slot, std::move(gathered), 0);
+  const uint32_t first = (*l.slots)[slot].first;
+  if (first == kNone) return l.slots->give(slot);  // all given up meanwhile
+  const FrameBuffer* b = gathered.buffer();
+  const uint32_t head = head_bytes(b->length);
+  if (head != 0 && entries[first].offset == 0) std::memcpy(heads[first].data(), b->data(), head);
+  post_write(l, slot, std::move(gathered), head);
 }
 
 // Begins READs of what was asked for, as far as the lender takes them.
@@ -249,7 +253,7 @@ bool RemoteStore::Impl::ask(Lender& l, uint32_t slot) {
     end = e.offset + uint32_t{e.length};
     move(id, Where::kReading);
   }
-  const uint32_t start = entries[first].offset, head = head_bytes(entries[first].length);
+  const uint32_t start = entries[first].offset, head = start == 0 ? (*l.slots)[slot].head : 0;
   assert(b->offset + end - start <= b->room_bytes);
   b->length = end - start;
   if (head != 0) std::memcpy(b->data(), heads[first].data(), head);
@@ -257,7 +261,7 @@ bool RemoteStore::Impl::ask(Lender& l, uint32_t slot) {
   r.kind = roce::WorkRequest::Kind::kRead;
   r.id = l.tail;
   r.into = frame.bytes().subspan(head);
-  r.remote_address = address_of(l, slot) + start;
+  r.remote_address = address_of(l, slot) + start + head;
   r.rkey = l.rkey;
   const auto bytes = static_cast<uint32_t>(r.bytes());
   const bool posted = l.qp->requester().post(std::move(r));

@@ -80,7 +80,7 @@ struct RemoteStore::Impl {
     std::unique_ptr<Slots> slots;
     uint32_t packets = 0;  // in them
     // The slot that small packets are gathered for, its last one, and their bytes.
-    uint32_t open = kNone, open_last = kNone;
+    uint32_t open = kNone, open_last = kNone, open_room = 0;
     Frame gathered;
     uint32_t depth = 0, reads = 0;  // READs that may be and that are in flight
     std::vector<Request> requests;  // a ring
@@ -112,7 +112,11 @@ struct RemoteStore::Impl {
   uint64_t address_of(const Lender& l, uint32_t slot) const {
     return l.address + uint64_t{slot} * config.slot_bytes;
   }
-  uint32_t shared_bytes() const { return std::min(config.mtu, config.slot_bytes); }
+  // Of what a shared slot may have beyond the path MTU. It stays here, and is of the first packet.
+  uint32_t shared_head_max() const {
+    return config.slot_bytes <= config.mtu ? 0 : std::min(config.slot_bytes - config.mtu, lent::kHeadMax);
+  }
+  uint32_t shared_bytes() const { return std::min(config.mtu, config.slot_bytes) + shared_head_max(); }
   Lender* choose(uint32_t bytes);
   Lender* choose_open(uint32_t bytes);
   bool write(uint32_t id, Frame& frame);

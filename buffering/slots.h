@@ -15,6 +15,7 @@ class Slots {
     uint32_t first;  // packet, in the order of their bytes; kNone of a slot that is free
     uint32_t next;   // free slot
     uint32_t packets;
+    uint32_t head;  // of its first bytes, that are not in it
   };
 
   explicit Slots(uint32_t count) : slots_(count) {}
@@ -31,7 +32,7 @@ class Slots {
     else
       free_ = slots_[slot].next;
     used_++;
-    slots_[slot] = {kNone, kNone, 0};
+    slots_[slot] = {kNone, kNone, 0, 0};
     return slot;
   }
   void give(uint32_t slot) {

@@ -340,6 +340,47 @@ TEST(RemoteStore, OfASharedSlotAnyPacketMayBeReadOrGivenUp) {
   EXPECT_EQ(r.pool.in_use(), 0u);
 }
 
+// Two RoCE packets of 2048 B are longer than 4096 by their headers: of these, the first one's stay here.
+TEST(RemoteStore, TwoPacketsOfHalfTheMtuAndTheirHeadersAreOnePacket) {
+  const std::vector<std::vector<uint32_t>> slots = {
+      {2106, 2106}, {62, 2000, 2096}, {128, 2048, 2048}, {2112, 1000}};
+  for (const auto& lengths : slots)
+    for (uint32_t without = 0; without <= lengths.size(); without++)
+      for (const bool early : {true, false}) {
+        Rig r(1);
+        r.config.share_slots = true;
+        r.start_and_connect();
+        const auto give_up = [&] {
+          if (without == lengths.size()) return;
+          r.store->discard(without);
+          r.kept.erase(without);
+        };
+        const uint64_t before = r.store->status(0).packets_sent;
+        for (uint32_t id = 0; id < lengths.size(); id++) ASSERT_TRUE(r.write(id, lengths[id]));
+        EXPECT_EQ(r.store->used(), 4224u);
+        if (early) give_up();
+        r.run_until([&] { return r.servers[0]->table.leases().at(0).writes == 1; });
+        if (!early) give_up();
+        EXPECT_EQ(r.store->status(0).packets_sent - before, 1u);
+        // One by one, the last one first.
+        for (uint32_t id = static_cast<uint32_t>(lengths.size()); id-- > 0;) {
+          if (!r.kept.contains(id)) continue;
+          r.read(id);
+          r.run_until([&] { return !r.kept.contains(id); });
+        }
+        EXPECT_EQ(r.store->used(), 0u);
+        EXPECT_EQ(r.pool.in_use(), 0u);
+      }
+  Rig r(1);
+  r.config.share_slots = true;
+  r.start_and_connect();
+  ASSERT_TRUE(r.write(0, 62) && r.write(1, 2000) && r.write(2, 2097));  // one byte more than the first one's
+  EXPECT_EQ(r.store->used(), 2u * 4224);
+  for (uint32_t id = 0; id < 3; id++) r.read(id);
+  r.run_until([&] { return r.kept.empty(); });
+  EXPECT_EQ(r.back, 3u);
+}
+
 TEST(RemoteStore, ADeathLosesWhatIsGatheredAskedForAndUnderWay) {
   Rig r(1);
   r.config.share_slots = true;
