@@ -1,122 +1,11 @@
-#include "buffering/remote_store.h"
+#include <utility>
 
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <random>
-
-#include "buffering/lazy_array.h"
+#include "buffering/remote_store_impl.h"
 #include "roce/error.h"
 
 namespace millrace::buffering {
 
-namespace {
-
-constexpr uint32_t kNone = UINT32_MAX;
-constexpr uint32_t kPacketsPerTurn = 64;
-constexpr Time kStarvedFor = std::chrono::microseconds(100);
-constexpr uint32_t kLendersMax = 64;
-constexpr uint32_t kSlotsMax = 1u << 24;  // of one lender
-
-// A packet of full length is longer than the path MTU by its headers. These few bytes stay here, or each
-// packet would cross the network as two, there and back.
-constexpr uint32_t kHeadMax = 128;
-using Head = std::array<uint8_t, kHeadMax>;
-
-// Where a packet is. Each but kFree is a list that it stands in.
-enum class Where : uint8_t { kFree, kHeld, kAsked, kReading, kEvent };
-
-struct Entry {
-  uint32_t before, after;  // in its list
-  uint32_t slot;
-  uint32_t use;  // counts up as the id is let go, so that a READ under way is not taken for a later one's
-  FrameBuffer* frame;  // of an event: the packet, or nullptr when it is lost
-  uint16_t length;
-  uint8_t lender;
-  Where where;
-};
-
-struct List {
-  uint32_t first = kNone, last = kNone;
-};
-
-// A work request that is not complete. A WRITE keeps its packet, a READ the frame that it fills.
-struct Request {
-  uint32_t id = 0, use = 0;
-  bool read = false;
-  Frame frame;
-};
-
-}  // namespace
-
-struct RemoteStore::Impl {
-  using State = LenderStatus::State;
-  struct Lender {
-    LenderConfig config;
-    State state = State::kWaiting;
-    roce::CmId cm{};
-    Qpn qpn;
-    Psn first_psn;  // where the lender shall begin
-    Time again{}, backoff{}, since{};
-    std::unique_ptr<roce::QueuePair> qp;
-    uint32_t rkey = 0;
-    uint64_t address = 0;
-    uint32_t slots = 0, used = 0, fresh = 0, free = kNone;  // free slots are linked through `next`
-    std::unique_ptr<LazyArray<uint32_t>> next;
-    uint32_t depth = 0, reads = 0;  // READs that may be and that are in flight
-    std::vector<Request> requests;  // a ring
-    uint64_t head = 0, tail = 0;
-    List held, asked, reading;
-    LenderStatus counts;  // of counters and `why` only
-
-    std::string who() const { return "the lender at " + config.address.to_string(); }
-    uint32_t slots_free() const { return slots - used; }
-    Request& at(uint64_t n) { return requests[n & (requests.size() - 1)]; }
-  };
-
-  Impl(const RemoteStoreConfig& c, FramePool& p);
-  ~Impl();
-
-  void push(List& list, uint32_t id);
-  void unlink(List& list, uint32_t id);
-  List& list_of(const Entry& e);
-  void move(uint32_t id, Where where);
-  void let_go(uint32_t id);
-  uint32_t take_slot(Lender& l);
-  void give_slot(Lender& l, uint32_t slot);
-
-  uint32_t head_bytes(uint32_t packet) const {
-    const uint32_t over = packet % config.mtu;
-    return packet > config.mtu && over <= kHeadMax ? over : 0;
-  }
-  Lender* choose(uint32_t bytes);
-  bool write(uint32_t id, Frame& frame);
-  void pump(Lender& l);
-  void complete(Lender& l);
-
-  void connect(Lender& l, Time now, FrameList& out);
-  void handle_events(Time now, FrameList& out);
-  void handle_reply(Lender& l, const roce::CmEvent& e, Time now, FrameList& out);
-  void handle_request(Lender& l, const roce::Packet& packet, Time now, FrameList& out);
-  void part(Lender& l, const std::string& why, Time now, FrameList& out);
-  void clear(Lender& l);
-  std::string refused(const Lender& l, const roce::CmEvent& e) const;
-
-  RemoteStoreConfig config;
-  FramePool& pool;
-  roce::CmAgent cm;
-  roce::Crc32Combine combine;
-  std::mt19937_64 random;
-  std::vector<std::unique_ptr<Lender>> lenders;
-  LazyArray<Entry> entries;
-  LazyArray<Head> heads;  // by id
-  List events;
-  uint32_t next_qpn = 0;
-  bool closing = false;
-  bool work = false;     // something may be ready to send
-  bool starved = false;  // a READ waits for a frame to fill
-  Time now{};
-};
+using namespace lent;
 
 namespace {
 
@@ -160,6 +49,9 @@ RemoteStore::Impl::Impl(const RemoteStoreConfig& c, FramePool& p)
 RemoteStore::Impl::~Impl() {
   for (uint32_t id = events.first; id != kNone; id = entries[id].after)
     if (entries[id].frame != nullptr) Frame dropped(entries[id].frame);
+  for (const auto& l : lenders)
+    for (uint32_t id = l->reading.first; id != kNone; id = entries[id].after)
+      if (entries[id].frame != nullptr) Frame dropped(entries[id].frame);
 }
 
 // --- what is where ----------------------------------------------------------------------------------
@@ -203,100 +95,182 @@ void RemoteStore::Impl::let_go(uint32_t id) {
   Entry& e = entries[id];
   unlink(list_of(e), id);
   e.where = Where::kFree;
-  e.use++;
   e.frame = nullptr;
 }
 
-uint32_t RemoteStore::Impl::take_slot(Lender& l) {
-  l.used++;
-  if (l.free == kNone) return l.fresh++;
-  const uint32_t slot = l.free;
-  l.free = (*l.next)[slot];
-  return slot;
+// Behind the packet `behind` of the slot; kNone: it is the first.
+void RemoteStore::Impl::enter_slot(Lender& l, uint32_t id, uint32_t slot, uint32_t behind, uint32_t offset,
+                                   uint32_t bytes) {
+  Entry& e = entries[id];
+  e.slot = slot;
+  e.mate = kNone;
+  e.frame = nullptr;
+  e.length = static_cast<uint16_t>(bytes);
+  e.offset = static_cast<uint16_t>(offset);
+  e.lender = static_cast<uint8_t>(
+      std::find_if(lenders.begin(), lenders.end(), [&](auto& x) { return x.get() == &l; }) - lenders.begin());
+  e.where = Where::kHeld;
+  push(l.held, id);
+  (behind == kNone ? (*l.slots)[slot].first : entries[behind].mate) = id;
+  (*l.slots)[slot].packets++;
+  l.packets++;
+  l.counts.written++;
 }
 
-// At once, also of a packet whose READ or WRITE is still under way: what comes after it on the connection
-// comes after it in the lender's memory.
-void RemoteStore::Impl::give_slot(Lender& l, uint32_t slot) {
-  (*l.next)[slot] = l.free;
-  l.free = slot;
-  l.used--;
+// The slot is free with its last packet, also if a READ or WRITE of it is still under way: what comes after
+// it on the connection comes after it in the lender's memory.
+void RemoteStore::Impl::leave_slot(Lender& l, uint32_t id) {
+  const Entry& e = entries[id];
+  Slots::Slot& s = (*l.slots)[e.slot];
+  uint32_t before = kNone;
+  for (uint32_t n = s.first; n != id; n = entries[n].mate) before = n;
+  (before == kNone ? s.first : entries[before].mate) = e.mate;
+  if (e.slot == l.open && id == l.open_last) l.open_last = before;
+  l.packets--;
+  if (--s.packets == 0 && e.slot != l.open) l.slots->give(e.slot);
 }
 
 // --- packets ----------------------------------------------------------------------------------------
 
-// The one with the most room, among those whose queue has some: READs and a probe keep theirs.
+// The one with the most room, among those whose queue has some: READs, a probe and what is gathered keep
+// theirs.
 RemoteStore::Impl::Lender* RemoteStore::Impl::choose(uint32_t bytes) {
   Lender* best = nullptr;
   if (bytes == 0 || bytes > config.slot_bytes) return nullptr;
   for (auto& l : lenders) {
     if (l->state != State::kConnected || l->slots_free() == 0) continue;
-    if (l->qp->requester().room() <= config.reads_max + 1) continue;
+    if (l->qp->requester().room() <= config.reads_max + 2) continue;
     if (best == nullptr || l->slots_free() > best->slots_free()) best = l.get();
   }
   return best;
 }
 
+// One whose open slot has room.
+RemoteStore::Impl::Lender* RemoteStore::Impl::choose_open(uint32_t bytes) {
+  for (auto& l : lenders) {
+    if (l->open == kNone) continue;
+    const FrameBuffer* b = l->gathered.buffer();
+    if (b->length + bytes <= l->open_room && b->offset + b->length + bytes <= b->room_bytes) return l.get();
+  }
+  return nullptr;
+}
+
+// Small packets are gathered until the end of the worker's turn, as many as one packet to the lender takes.
 bool RemoteStore::Impl::write(uint32_t id, Frame& frame) {
-  Entry& e = entries[id];
-  assert(e.where == Where::kFree);
+  assert(entries[id].where == Where::kFree);
   FrameBuffer* b = frame.buffer();
   own_payload(b);
   assert(b->shared == nullptr);
+  const bool small = config.share_slots && b->length != 0 && b->length <= shared_bytes() / 2;
+  if (Lender* l = small ? choose_open(b->length) : nullptr) {
+    FrameBuffer* all = l->gathered.buffer();
+    std::memcpy(all->data() + all->length, b->data(), b->length);
+    enter_slot(*l, id, l->open, l->open_last, all->length, b->length);
+    l->open_last = id;
+    all->length += b->length;
+    frame = Frame();
+    return true;
+  }
   Lender* l = choose(b->length);
   if (l == nullptr) return false;
-  e.slot = take_slot(*l);
-  e.length = static_cast<uint16_t>(b->length);
-  e.where = Where::kHeld;
-  e.frame = nullptr;
-  e.lender = static_cast<uint8_t>(
-      std::find_if(lenders.begin(), lenders.end(), [&](auto& x) { return x.get() == l; }) - lenders.begin());
-  push(l->held, id);
-  roce::WorkRequest r;
-  r.kind = roce::WorkRequest::Kind::kWrite;
-  r.id = l->tail;
+  work = true;
+  if (small) close(*l);
+  const uint32_t slot = l->slots->take();
+  enter_slot(*l, id, slot, kNone, 0, b->length);
+  if (small) {
+    l->open = slot;
+    l->open_last = id;
+    l->open_room = shared_bytes() - shared_head_max() + std::min(shared_head_max(), b->length);
+    l->gathered = std::move(frame);
+    return true;
+  }
   const uint32_t head = head_bytes(b->length);
   if (head != 0) std::memcpy(heads[id].data(), b->data(), head);
+  post_write(*l, slot, std::move(frame), head);
+  return true;
+}
+
+void RemoteStore::Impl::post_write(Lender& l, uint32_t slot, Frame frame, uint32_t head) {
+  roce::WorkRequest r;
+  r.kind = roce::WorkRequest::Kind::kWrite;
+  r.id = l.tail;
   r.parts[0] = frame.bytes().subspan(head);
-  r.remote_address = l->address + uint64_t{e.slot} * config.slot_bytes;
-  r.rkey = l->rkey;
-  const bool posted = l->qp->requester().post(std::move(r));
+  r.remote_address = address_of(l, slot) + head;
+  r.rkey = l.rkey;
+  (*l.slots)[slot].head = head;
+  const auto bytes = static_cast<uint32_t>(r.bytes());
+  const bool posted = l.qp->requester().post(std::move(r));
   assert(posted);
   (void)posted;
-  l->at(l->tail++) = {id, e.use, false, std::move(frame)};
-  l->counts.written++;
-  l->counts.bytes_written += e.length - head;
+  l.at(l.tail++) = {slot, bytes, 0, false, std::move(frame)};
+  l.counts.bytes_written += bytes;
   work = true;
-  return true;
+}
+
+// What was gathered is written.
+void RemoteStore::Impl::close(Lender& l) {
+  if (l.open == kNone) return;
+  const uint32_t slot = std::exchange(l.open, kNone);
+  Frame gathered = std::move(l.gathered);
+  const uint32_t first = (*l.slots)[slot].first;
+  if (first == kNone) return l.slots->give(slot);  // all given up meanwhile
+  const FrameBuffer* b = gathered.buffer();
+  const uint32_t head = head_bytes(b->length);
+  if (head != 0 && entries[first].offset == 0) std::memcpy(heads[first].data(), b->data(), head);
+  post_write(l, slot, std::move(gathered), head);
 }
 
 // Begins READs of what was asked for, as far as the lender takes them.
 void RemoteStore::Impl::pump(Lender& l) {
-  while (l.asked.first != kNone && l.reads < l.depth && l.qp->requester().room() > 1) {
-    const uint32_t id = l.asked.first;
-    Entry& e = entries[id];
-    Frame frame = Frame::allocate(pool);
-    if (!frame) {
-      starved = true;
-      return;
-    }
-    FrameBuffer* b = frame.buffer();
-    assert(b->offset + e.length <= b->room_bytes);
-    b->length = e.length;
-    roce::WorkRequest r;
-    r.kind = roce::WorkRequest::Kind::kRead;
-    r.id = l.tail;
-    const uint32_t head = head_bytes(e.length);
-    if (head != 0) std::memcpy(b->data(), heads[id].data(), head);
-    r.into = frame.bytes().subspan(head);
-    r.remote_address = l.address + uint64_t{e.slot} * config.slot_bytes;
-    r.rkey = l.rkey;
-    if (!l.qp->requester().post(std::move(r))) return;
-    l.at(l.tail++) = {id, e.use, true, std::move(frame)};
-    l.reads++;
-    move(id, Where::kReading);
-    work = true;
+  while (l.asked.first != kNone && l.reads < l.depth && l.qp->requester().room() > 2) {
+    const uint32_t slot = entries[l.asked.first].slot;
+    assert(slot != l.open);  // poll() has closed it
+    if (!ask(l, slot)) return;
   }
+}
+
+// One READ for all that was asked for of a slot, and what lies between. Each packet gets its frame now, so
+// that none is missing when the bytes are there.
+bool RemoteStore::Impl::ask(Lender& l, uint32_t slot) {
+  Frame frame = Frame::allocate(pool);
+  if (!frame) {
+    starved = true;
+    return false;
+  }
+  FrameBuffer* b = frame.buffer();
+  uint32_t first = kNone, end = 0;
+  for (uint32_t id = (*l.slots)[slot].first; id != kNone; id = entries[id].mate) {
+    Entry& e = entries[id];
+    if (e.where != Where::kAsked) continue;
+    if (first == kNone) {
+      first = id;
+    } else {
+      Frame own = Frame::allocate(pool);
+      if (!own) break;  // in another READ
+      e.frame = own.release();
+    }
+    e.request = static_cast<uint32_t>(l.tail);
+    end = e.offset + uint32_t{e.length};
+    move(id, Where::kReading);
+  }
+  const uint32_t start = entries[first].offset, head = start == 0 ? (*l.slots)[slot].head : 0;
+  assert(b->offset + end - start <= b->room_bytes);
+  b->length = end - start;
+  if (head != 0) std::memcpy(b->data(), heads[first].data(), head);
+  roce::WorkRequest r;
+  r.kind = roce::WorkRequest::Kind::kRead;
+  r.id = l.tail;
+  r.into = frame.bytes().subspan(head);
+  r.remote_address = address_of(l, slot) + start + head;
+  r.rkey = l.rkey;
+  const auto bytes = static_cast<uint32_t>(r.bytes());
+  const bool posted = l.qp->requester().post(std::move(r));
+  assert(posted);
+  (void)posted;
+  l.at(l.tail++) = {slot, bytes, start, true, std::move(frame)};
+  l.reads++;
+  work = true;
+  return true;
 }
 
 void RemoteStore::Impl::complete(Lender& l) {
@@ -306,152 +280,32 @@ void RemoteStore::Impl::complete(Lender& l) {
     Request done = std::move(l.at(l.head++));
     if (!done.read) continue;
     l.reads--;
-    Entry& e = entries[done.id];
-    if (e.where != Where::kReading || e.use != done.use) continue;  // discarded meanwhile
+    l.counts.bytes_read += done.bytes;
+    bring(l, static_cast<uint32_t>(n), done);
+  }
+}
+
+// What a READ has brought, without what was discarded meanwhile.
+void RemoteStore::Impl::bring(Lender& l, uint32_t request, Request& done) {
+  const uint8_t* bytes = done.frame.buffer()->data();
+  uint32_t owner = kNone;
+  for (uint32_t id = (*l.slots)[done.slot].first, next; id != kNone; id = next) {
+    Entry& e = entries[id];
+    next = e.mate;
+    if (e.where != Where::kReading || e.request != request) continue;
+    if (e.frame == nullptr) {
+      owner = id;
+    } else {
+      e.frame->length = e.length;
+      std::memcpy(e.frame->data(), bytes + (e.offset - done.start), e.length);
+    }
     l.counts.read++;
-    l.counts.bytes_read += e.length - head_bytes(e.length);
-    give_slot(l, e.slot);
-    move(done.id, Where::kEvent);
-    e.frame = done.frame.release();
+    leave_slot(l, id);
+    move(id, Where::kEvent);
   }
-}
-
-// --- lenders ----------------------------------------------------------------------------------------
-
-void RemoteStore::Impl::connect(Lender& l, Time t, FrameList& out) {
-  l.qpn = Qpn{kFirstQpn + (++next_qpn & 0xFFFF)};
-  l.first_psn = Psn(config.first_psn ? *config.first_psn : static_cast<uint32_t>(random()));
-  roce::Path path;
-  path.src_mac = config.mac;
-  path.dst_ip = l.config.address;
-  path.src_ip = *std::find_if(config.addresses.begin(), config.addresses.end(),
-                              [&](const IpAddress& a) { return a.is_v4() == path.dst_ip.is_v4(); });
-  path.src_port = roce::flow_source_port(kGsiQpn, kGsiQpn);
-  path.tos = config.tos;
-  roce::CmQueuePair local;
-  local.qpn = l.qpn;
-  local.first_psn = l.first_psn;
-  local.mtu_code = roce::mtu_code(config.mtu);
-  local.initiator_depth = static_cast<uint8_t>(config.reads_max);
-  const auto port = static_cast<uint16_t>(0xC000 | (random() & 0x3FFF));
-  const auto request = encode(LeaseRequest{.instance = config.instance, .bytes = config.bytes_wanted});
-  l.cm = cm.connect(path, roce::tcp_service_id(l.config.port), local, port, request, t, out);
-  l.since = t;
-  if (l.cm.value != 0) l.state = State::kConnecting;
-}
-
-std::string RemoteStore::Impl::refused(const Lender& l, const roce::CmEvent& e) const {
-  const std::string who = l.who();
-  const auto refusal = decode_lease_refusal(e.private_data);
-  if (refusal && refusal->version != kLeaseVersion)
-    return who + " speaks version " + std::to_string(refusal->version) +
-           " of the lease, this switch version " + std::to_string(kLeaseVersion);
-  if (refusal && e.reason == roce::RejectReason::kConsumer) return who + " refused: " + refusal->text;
-  return who + " rejected the connection (CM reason " + std::to_string(static_cast<int>(e.reason)) +
-         "): is millrace-memd listening on port " + std::to_string(l.config.port) + "?";
-}
-
-void RemoteStore::Impl::handle_reply(Lender& l, const roce::CmEvent& e, Time t, FrameList& out) {
-  const auto reply = decode_lease_reply(e.private_data);
-  const std::string who = l.who();
-  if (!reply || reply->version != kLeaseVersion)
-    return part(l, who + " accepted, but lends nothing by this version of the lease", t, out);
-  const uint64_t slots = std::min<uint64_t>(reply->bytes / config.slot_bytes, kSlotsMax);
-  l.depth = std::min<uint32_t>(config.reads_max, e.remote.responder_resources);
-  if (slots == 0 || l.depth == 0)
-    return part(l, who + " lends less than one packet takes, or grants no RDMA READ", t, out);
-  l.rkey = reply->rkey;
-  l.address = reply->address;
-  l.slots = static_cast<uint32_t>(slots);
-  l.used = l.fresh = 0;
-  l.free = kNone;
-  l.next = std::make_unique<LazyArray<uint32_t>>(l.slots);
-  roce::QueuePairConfig qc;
-  qc.local = l.qpn;
-  qc.wire.path = e.path;
-  qc.wire.path.src_port = roce::flow_source_port(l.qpn, e.remote.qpn);
-  qc.wire.remote_qpn = e.remote.qpn;
-  qc.expected_psn = l.first_psn;
-  qc.requester.first_psn = e.remote.first_psn;
-  qc.requester.mtu = config.mtu;
-  qc.requester.requests_max = config.writes_max + config.reads_max + 1;
-  qc.requester.reads_max = l.depth;
-  qc.requester.retransmit_timeout = config.retransmit_timeout;
-  qc.probe_after = config.probe_after;
-  qc.peer_dead = config.peer_dead;
-  l.qp = std::make_unique<roce::QueuePair>(qc, t);
-  l.requests.resize(std::bit_ceil(qc.requester.requests_max));
-  l.state = State::kConnected;
-  l.since = t;
-  l.counts.connects++;
-  l.counts.why.clear();
-  cm.confirm(l.cm, t, out);
-  work = true;
-}
-
-void RemoteStore::Impl::handle_events(Time t, FrameList& out) {
-  roce::CmEvent e;
-  while (cm.next_event(e)) {
-    using Kind = roce::CmEvent::Kind;
-    const auto found = std::find_if(lenders.begin(), lenders.end(),
-                                    [&](auto& l) { return l->cm == e.id && e.id.value != 0; });
-    if (found == lenders.end()) continue;  // of one that was given up
-    Lender& l = **found;
-    if (e.kind == Kind::kReply) {
-      if (l.state == State::kConnecting) handle_reply(l, e, t, out);
-      continue;
-    }
-    l.cm = {};
-    if (e.kind == Kind::kRejected) l.counts.refusals++;
-    const std::string who = l.who();
-    if (e.kind == Kind::kRejected)
-      part(l, refused(l, e), t, out);
-    else if (e.kind == Kind::kUnreachable)
-      part(l, who + " did not answer", t, out);
-    else if (e.kind == Kind::kDisconnected)
-      part(l, who + " ended the lease", t, out);
-  }
-}
-
-// Forgets what the lender held, which is lost, and tries again after a while.
-void RemoteStore::Impl::part(Lender& l, const std::string& why, Time t, FrameList& out) {
-  if (l.state == State::kConnected && !closing) l.counts.deaths++;
-  if (l.state == State::kConnected && t - l.since >= config.again_max) l.backoff = config.again_min;
-  if (l.cm.value != 0) cm.disconnect(l.cm, t, out);
-  l.cm = {};
-  clear(l);
-  l.state = State::kWaiting;
-  l.counts.why = why;
-  l.again = t + l.backoff;
-  l.backoff = std::min(2 * l.backoff, config.again_max);
-}
-
-void RemoteStore::Impl::clear(Lender& l) {
-  if (l.qp) {
-    const auto& c = l.qp->requester().counters();
-    l.counts.packets_sent += c.packets_sent;
-    l.counts.retransmitted += c.retransmitted;
-    l.counts.reads_again += c.reads_again;
-  }
-  l.qp.reset();  // before the frames that it points into
-  for (; l.head != l.tail; l.head++) l.at(l.head).frame = Frame();
-  l.head = l.tail = 0;
-  l.reads = 0;
-  for (List* list : {&l.held, &l.asked, &l.reading})
-    while (list->first != kNone) {
-      l.counts.lost++;
-      move(list->first, Where::kEvent);
-    }
-  l.slots = l.used = 0;
-  l.next.reset();
-}
-
-// A lender has nothing to say but that it is alive.
-void RemoteStore::Impl::handle_request(Lender& l, const roce::Packet& p, Time t, FrameList& out) {
-  if (p.op->write && p.op->only && !p.op->imm && p.payload.empty()) return l.qp->responder().accept(p);
-  l.qp->responder().refuse(roce::kNakRemoteAccess);
-  l.qp->emit(pool, combine, 0, t, out);
-  part(l, l.who() + " asked for what is not its to ask", t, out);
+  if (owner == kNone) return;
+  done.frame.buffer()->length = entries[owner].length;
+  entries[owner].frame = done.frame.release();
 }
 
 // --- the store --------------------------------------------------------------------------------------
@@ -504,14 +358,14 @@ void RemoteStore::read(uint32_t id, Time) noexcept {
   const Entry& e = impl_->entries[id];
   if (e.where != Where::kHeld) return;  // lost: its event is waiting
   impl_->move(id, Where::kAsked);
-  impl_->pump(*impl_->lenders[e.lender]);
+  impl_->work = true;  // poll() begins it, together with what else is asked for until then
 }
 
 void RemoteStore::discard(uint32_t id) noexcept {
   Entry& e = impl_->entries[id];
   assert(e.where != Where::kFree);
-  if (e.where != Where::kEvent) impl_->give_slot(*impl_->lenders[e.lender], e.slot);
-  if (e.where == Where::kEvent && e.frame != nullptr) Frame dropped(e.frame);
+  if (e.where != Where::kEvent) impl_->leave_slot(*impl_->lenders[e.lender], id);
+  if (e.frame != nullptr) Frame dropped(e.frame);
   impl_->let_go(id);
 }
 
@@ -548,6 +402,7 @@ void RemoteStore::poll(Time now, FrameList& out) noexcept {
         continue;
       }
     }
+    a.close(l);
     a.pump(l);
     a.work |= l.qp->emit(a.pool, a.combine, kPacketsPerTurn, now, out);
   }
@@ -567,20 +422,25 @@ Time RemoteStore::next_deadline() const {
 
 uint64_t RemoteStore::size() const {
   uint64_t n = 0;
-  for (const auto& l : impl_->lenders) n += uint64_t{l->slots} * impl_->config.slot_bytes;
+  for (const auto& l : impl_->lenders)
+    n += (l->slots ? l->slots->count() : 0) * uint64_t{impl_->config.slot_bytes};
   return n;
 }
 
 uint64_t RemoteStore::used() const {
   uint64_t n = 0;
-  for (const auto& l : impl_->lenders) n += uint64_t{l->used} * impl_->config.slot_bytes;
+  for (const auto& l : impl_->lenders) n += l->slots_used() * impl_->config.slot_bytes;
   return n;
 }
 
 uint32_t RemoteStore::reads_max() const {
   uint32_t n = 0;
   for (const auto& l : impl_->lenders)
-    if (l->state == Impl::State::kConnected) n += l->depth;
+    if (l->state == Impl::State::kConnected) {
+      const uint64_t slots = std::max<uint64_t>(l->slots_used(), 1);
+      n += l->depth *
+           static_cast<uint32_t>(std::clamp<uint64_t>((l->packets + slots - 1) / slots, 1, kReadPacketsMax));
+    }
   return std::max(n, 1u);
 }
 
@@ -600,9 +460,9 @@ LenderStatus RemoteStore::status(size_t lender) const {
   LenderStatus s = l.counts;
   s.lender = l.config;
   s.state = l.state;
-  s.bytes = uint64_t{l.slots} * impl_->config.slot_bytes;
-  s.used = uint64_t{l.used} * impl_->config.slot_bytes;
-  s.held = l.used;
+  s.bytes = (l.slots ? l.slots->count() : 0) * uint64_t{impl_->config.slot_bytes};
+  s.used = l.slots_used() * impl_->config.slot_bytes;
+  s.held = l.packets;
   if (l.qp) {
     const auto& c = l.qp->requester().counters();
     s.packets_sent += c.packets_sent;

@@ -1,7 +1,8 @@
 // Spilled packets in memory that other servers lend over RDMA (REMOTE.md): a packet is written into a slot of
-// a lender's memory by RDMA WRITE and comes back by RDMA READ, several at a time; a READ behind its WRITE on
-// one connection is in order. The lenders are a pool; one that dies loses what it held, and nothing else.
-// Pure; one worker. It allocates when a connection comes and goes, never for a packet.
+// a lender's memory by RDMA WRITE, small ones together, and comes back by RDMA READ, several at a time; a
+// READ behind its WRITE on one connection is in order. The lenders are a pool; one that dies loses what it
+// held, and nothing else. Pure; one worker. It allocates when a connection comes and goes, never for a
+// packet.
 //
 // What the pipeline does for it: each RoCE packet for our address whose ICRC is right is offered to receive()
 // before the aggregation engine sees it; what receive() and poll() put out is sent as the engine's frames
@@ -30,6 +31,7 @@ struct RemoteStoreConfig {
   std::vector<LenderConfig> lenders;
   uint32_t ids = 0;            // the caller's, see Store::write()
   uint32_t slot_bytes = 4224;  // the longest packet; a slot is taken whole
+  bool share_slots = true;     // by small packets that are written together
   uint32_t mtu = 4096;         // path MTU of the connections
   uint32_t writes_max = 1024;  // packets written to one lender and not acknowledged: each keeps its frame
   uint32_t reads_max = 16;     // in flight from one lender, if it grants as many

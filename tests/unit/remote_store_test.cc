@@ -51,6 +51,7 @@ struct Rig {
     config.ids = 4096;
     config.seed = seed;
     config.first_psn = 0xFFFFF0;
+    config.share_slots = false;  // where tests count slots, each packet has its own
     for (size_t i = 0; i < count; i++) add(bytes);
   }
   void add(size_t bytes, uint32_t parts = 1, uint32_t mtu_max = 4096) {
@@ -284,6 +285,134 @@ TEST(RemoteStore, APacketOfFullLengthCrossesAsOne) {
   }
 }
 
+TEST(RemoteStore, SmallPacketsThatComeTogetherShareSlotsWritesAndReads) {
+  Rig r(1);
+  r.config.share_slots = true;
+  r.start_and_connect();
+  const uint64_t before = r.store->status(0).packets_sent;
+  // Four of 1000 bytes are one packet of 4000; what comes later does not join them.
+  for (uint32_t id = 0; id < 30; id++) ASSERT_TRUE(r.write(id, 1000));
+  EXPECT_EQ(r.store->used(), 8u * 4224);
+  EXPECT_EQ(r.store->status(0).held, 30u);
+  r.run_until([&] { return r.servers[0]->table.leases().at(0).writes == 8; });
+  ASSERT_TRUE(r.write(30, 1000));
+  EXPECT_EQ(r.store->used(), 9u * 4224);
+  r.run_until([&] { return r.servers[0]->table.leases().at(0).writes == 9; });
+  EXPECT_EQ(r.store->status(0).packets_sent - before, 9u);
+  EXPECT_GT(r.store->reads_max(), 16u) << "packets, of which a READ brings several";
+  for (uint32_t id = 0; id < 31; id++) r.read(id);
+  r.run_until([&] { return r.kept.empty(); });
+  EXPECT_EQ(r.back, 31u);
+  EXPECT_EQ(r.servers[0]->table.leases().at(0).reads, 9u);
+  EXPECT_EQ(r.store->used(), 0u);
+  EXPECT_EQ(r.store->status(0).held, 0u);
+  EXPECT_EQ(r.store->status(0).bytes_read, 31'000u);
+  EXPECT_EQ(r.pool.in_use(), 0u);
+}
+
+TEST(RemoteStore, OfASharedSlotAnyPacketMayBeReadOrGivenUp) {
+  Rig r(1);
+  r.config.share_slots = true;
+  r.start_and_connect();
+  const auto give_up = [&](uint32_t id) {
+    r.store->discard(id);
+    r.kept.erase(id), r.asked.erase(id);
+  };
+  for (uint32_t id = 0; id < 8; id++) ASSERT_TRUE(r.write(id, 500));
+  give_up(7), give_up(3);  // while they are gathered, the last one and one in the middle
+  ASSERT_TRUE(r.write(8, 90));
+  r.read(5);  // before the WRITE has gone
+  r.run_until([&] { return !r.kept.contains(5); });
+  r.read(2), r.read(6), r.read(0);
+  r.step();
+  give_up(0);  // whose READ is under way, and whose frame it fills
+  r.run_until([&] { return !r.kept.contains(2) && !r.kept.contains(6); });
+  EXPECT_EQ(r.store->used(), 4224u);
+  r.read(1), r.read(4), r.read(8);
+  r.run_until([&] { return r.kept.empty(); });
+  EXPECT_EQ(r.store->used(), 0u);
+  EXPECT_EQ(r.back, 6u);
+  // All of it given up while it is gathered.
+  ASSERT_TRUE(r.write(1, 500) && r.write(2, 500));
+  give_up(1), give_up(2);
+  r.run_for(milliseconds(1));
+  EXPECT_EQ(r.store->used(), 0u);
+  EXPECT_EQ(r.pool.in_use(), 0u);
+}
+
+// Two RoCE packets of 2048 B are longer than 4096 by their headers: of these, the first one's stay here.
+TEST(RemoteStore, TwoPacketsOfHalfTheMtuAndTheirHeadersAreOnePacket) {
+  const std::vector<std::vector<uint32_t>> slots = {
+      {2106, 2106}, {62, 2000, 2096}, {128, 2048, 2048}, {2112, 1000}};
+  for (const auto& lengths : slots)
+    for (uint32_t without = 0; without <= lengths.size(); without++)
+      for (const bool early : {true, false}) {
+        Rig r(1);
+        r.config.share_slots = true;
+        r.start_and_connect();
+        const auto give_up = [&] {
+          if (without == lengths.size()) return;
+          r.store->discard(without);
+          r.kept.erase(without);
+        };
+        const uint64_t before = r.store->status(0).packets_sent;
+        for (uint32_t id = 0; id < lengths.size(); id++) ASSERT_TRUE(r.write(id, lengths[id]));
+        EXPECT_EQ(r.store->used(), 4224u);
+        if (early) give_up();
+        r.run_until([&] { return r.servers[0]->table.leases().at(0).writes == 1; });
+        if (!early) give_up();
+        EXPECT_EQ(r.store->status(0).packets_sent - before, 1u);
+        // One by one, the last one first.
+        for (uint32_t id = static_cast<uint32_t>(lengths.size()); id-- > 0;) {
+          if (!r.kept.contains(id)) continue;
+          r.read(id);
+          r.run_until([&] { return !r.kept.contains(id); });
+        }
+        EXPECT_EQ(r.store->used(), 0u);
+        EXPECT_EQ(r.pool.in_use(), 0u);
+      }
+  Rig r(1);
+  r.config.share_slots = true;
+  r.start_and_connect();
+  ASSERT_TRUE(r.write(0, 62) && r.write(1, 2000) && r.write(2, 2097));  // one byte more than the first one's
+  EXPECT_EQ(r.store->used(), 2u * 4224);
+  for (uint32_t id = 0; id < 3; id++) r.read(id);
+  r.run_until([&] { return r.kept.empty(); });
+  EXPECT_EQ(r.back, 3u);
+}
+
+TEST(RemoteStore, ADeathLosesWhatIsGatheredAskedForAndUnderWay) {
+  Rig r(1);
+  r.config.share_slots = true;
+  r.config.ids = 4096;
+  r.start_and_connect();
+  for (uint32_t id = 0; id < 100; id++) ASSERT_TRUE(r.write(id, 700));
+  r.run_for(milliseconds(1));
+  for (uint32_t id = 0; id < 90; id++) r.read(id);
+  r.servers[0]->alive = false;
+  r.run_for(microseconds(100));
+  for (uint32_t id = 100; id < 103; id++) ASSERT_TRUE(r.write(id, 200));
+  r.run_until([&] { return r.kept.empty(); });
+  EXPECT_EQ(r.lost.size() + r.back, 103u);
+  EXPECT_GT(r.lost.size(), 12u);
+  EXPECT_EQ(r.store->status(0).held, 0u);
+  r.wire.clear();
+  EXPECT_EQ(r.pool.in_use(), 0u);
+  // And one that ends with all of this in it gives the frames back.
+  Rig other(1);
+  other.config.share_slots = true;
+  other.start_and_connect();
+  for (uint32_t id = 0; id < 50; id++) ASSERT_TRUE(other.write(id, 700));
+  FrameList out;
+  other.store->poll(other.now, out);
+  for (uint32_t id = 0; id < 30; id++) other.read(id);
+  other.store->poll(other.now, out);
+  ASSERT_TRUE(other.write(50, 100));
+  other.store.reset();
+  out.clear();
+  EXPECT_EQ(other.pool.in_use(), 0u);
+}
+
 // A READ behind its WRITE of the same slot, the slot used over and over, whatever the wires do.
 class Wires : public testing::TestWithParam<uint64_t> {};
 TEST_P(Wires, WhatIsWrittenComesBack) {
@@ -292,13 +421,14 @@ TEST_P(Wires, WhatIsWrittenComesBack) {
   if (GetParam() % 4 == 0) r.reorder = r.dice(10);
   r.config.mtu = GetParam() % 2 ? 4096 : 1024;
   r.config.peer_dead = seconds(20);  // what is lost here are packets, not lenders
+  r.config.share_slots = GetParam() % 3 != 0;
   r.start_and_connect();
   uint32_t written = 0, next_id = 0;
   std::vector<uint32_t> held;
   while (written < 600 && !testing::Test::HasFatalFailure()) {
     for (uint32_t i = r.dice(20); i > 0; i--) {
       const uint32_t id = next_id % 100;
-      if (r.kept.contains(id) || !r.write(id, 60 + r.dice(4165))) break;
+      if (r.kept.contains(id) || !r.write(id, 60 + r.dice(r.dice(2) ? 4165 : 1200))) break;
       next_id++, written++;
       held.push_back(id);
     }
