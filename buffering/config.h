@@ -80,7 +80,6 @@ struct SpillwayConfig {
   uint64_t drain_burst = 0;     // bytes; 0: 2 MTU
   bool mark_ce = true;          // spill_mark_ce
   Time max_residence = std::chrono::milliseconds(100);
-  bool sticky = true;  // false breaks the order on purpose, to show that tests notice
 };
 
 struct WatchdogConfig {

@@ -14,6 +14,9 @@ constexpr uint64_t kBytesPerId = 256;
 constexpr uint64_t kDefaultDrainOff = 64 << 10;
 __extension__ using Product = unsigned __int128;
 constexpr Time kExpiryInterval = std::chrono::milliseconds(1);
+// Long enough for some packets of any port worth spilling for, short against the round trips of those who are
+// told.
+constexpr Time kWindow = std::chrono::microseconds(100);
 
 }  // namespace
 
@@ -88,7 +91,7 @@ uint32_t Spillway::find_flow(uint64_t h) const noexcept {
 
 Spillway::Offer Spillway::join(Frame& frame, Look& l, bool eligible, uint16_t port, uint8_t queue,
                                Time now) noexcept {
-  if (!config_.sticky || ports_[port].keys == 0) return Offer::kPass;
+  if (ports_[port].keys == 0) return Offer::kPass;
   uint32_t key = kNone;
   if (eligible) {
     const uint32_t at = port * kClasses + queue;
@@ -139,7 +142,7 @@ Spillway::Offer Spillway::append(uint32_t key, Frame& frame, Look& l, Time now) 
     return refuse(port, frame, SpillDrop::kFull);
   const uint64_t fh = flow_hash(frame, l);
   SpillCounters& c = ports_[port].counters;
-  const bool marked = config_.mark_ce && l.kind == Look::Kind::kData && mark_ce(frame, l);
+  const bool ect = l.kind == Look::Kind::kData && l.ecn() != kNotEct;
 
   const uint32_t id = free_entry_ != kNone ? free_entry_ : fresh_entry_;
   if (!store_.write(id, frame, now)) return refuse(port, frame, SpillDrop::kFull);
@@ -156,7 +159,15 @@ Spillway::Offer Spillway::append(uint32_t key, Frame& frame, Look& l, Time now) 
     flow_index_.insert(fh, flow);
   }
   flows_[flow].packets++;
-  entries_[id] = {kNone, key, flow, static_cast<uint32_t>(bytes), nullptr, now, Where::kStored, {}};
+  entries_[id] = {kNone,
+                  key,
+                  flow,
+                  static_cast<uint32_t>(bytes),
+                  nullptr,
+                  now,
+                  Where::kStored,
+                  {},
+                  config_.mark_ce && ect && l.ecn() != kCe};
   (k.last == kNone ? k.first : entries_[k.last].next) = id;
   k.last = id;
   if (k.ask == kNone) k.ask = id;
@@ -166,10 +177,17 @@ Spillway::Offer Spillway::append(uint32_t key, Frame& frame, Look& l, Time now) 
   k.resident_bytes_max = std::max(k.resident_bytes_max, k.resident.bytes);
   c.offered.add(bytes), c.spilled.add(bytes), c.resident.add(bytes);
   c.resident_bytes_max = std::max(c.resident_bytes_max, c.resident.bytes);
-  c.ce_marked += marked;
   resident_bytes_ += bytes;
   resident_bytes_max_ = std::max(resident_bytes_max_, resident_bytes_);
+  follow(k, now);
   return Offer::kTaken;
+}
+
+void Spillway::follow(Key& k, Time now) noexcept {
+  if (now < k.window_ends) return;
+  k.grows = k.resident.bytes > k.bytes_before;
+  k.bytes_before = k.resident.bytes;
+  k.window_ends = now + kWindow;
 }
 
 uint32_t Spillway::open(uint32_t at, const IpAddress& destination, uint64_t h) noexcept {
@@ -344,6 +362,14 @@ Frame Spillway::next(uint16_t port, uint8_t queue, Time now) noexcept {
   Entry& e = entries_[k.first];
   Frame frame(e.frame);
   SpillCounters& c = ports_[port].counters;
+  follow(k, now);
+  // On leaving, not on coming: so that the mark tells of now, not of when the packet came. And only while the
+  // key grows: when it shrinks, its senders are slower than the port, which would idle if they slowed down
+  // more.
+  if (e.markable && k.grows && l.state != SpillState::kFlush) {
+    Look look_now = look(frame);
+    c.ce_marked += mark_ce(frame, look_now);
+  }
   (l.state == SpillState::kFlush ? c.rerouted : c.drained).add(e.bytes);
   k.drained.add(e.bytes);
   const auto held_us = static_cast<uint64_t>((now - e.arrived).count() / 1000);

@@ -106,6 +106,7 @@ class Spillway {
     Time arrived;
     Where where;
     SpillDrop why;  // of kDoomed and kGone
+    bool markable;  // data, ECN-capable and not marked
   };
   struct Flow {
     uint64_t hash;
@@ -122,6 +123,10 @@ class Spillway {
     uint32_t before = kNone, after = kNone;  // in the line's ring; `after` also links free keys
     Amount resident, spilled, drained, dropped;
     uint64_t resident_bytes_max = 0;
+    // Whether it has grown in the last window; what it held when that began.
+    bool grows = true;
+    uint64_t bytes_before = 0;
+    Time window_ends{};
   };
   struct Line {
     SpillState state = SpillState::kPass;
@@ -156,6 +161,7 @@ class Spillway {
   void collect() noexcept;
   bool ready(Line& l, Time now) noexcept;  // moves the cursor to a key whose head is back
   void doom(uint32_t entry, SpillDrop why) noexcept;
+  static void follow(Key& k, Time now) noexcept;
   void clear_head(uint32_t key) noexcept;  // of what is gone; may close the key
   void remove_head(uint32_t key) noexcept;
   void expire(Time now) noexcept;

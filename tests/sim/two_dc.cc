@@ -56,6 +56,7 @@ StreamConfig flow(uint16_t from, uint64_t bytes, double gbit, Time start, const 
   s.packets = (bytes + kPayload - 1) / kPayload;
   s.closed = true;
   s.dcqcn = c.dcqcn != Control::kOff;
+  s.reaction = c.reaction;
   s.ecn = s.dcqcn ? 2 : 0;
   return s;
 }
@@ -64,7 +65,8 @@ StreamConfig flow(uint16_t from, uint64_t bytes, double gbit, Time start, const 
 
 TwoDcResult run_two_dc(const TwoDcCase& c) {
   Lab lab(lab_of(c));
-  const Time begin = milliseconds(1), burst_at = begin + c.round_trip / 2 + milliseconds(5);
+  const Time begin = milliseconds(1),
+             burst_at = begin + c.round_trip / 2 + milliseconds(5);
   Stream& cross = lab.add(flow(kFar, c.cross_bytes, kCross, begin, c));
   const uint64_t wire = cross.wire_bytes();
   const auto burst_packets =
