@@ -363,6 +363,48 @@ TEST(Spillway, S12MarkingMakesDcqcnSendersSpillLess) {
   EXPECT_EQ(with.retransmitted + without.retransmitted, 0u);
 }
 
+// The switch tells the senders itself, half a round trip before the marks of what it spills could.
+TEST(Spillway, AFastCnpMakesFarSendersSpillLess) {
+  struct Run {
+    uint64_t spilled, peak, sent, unknown, retransmitted = 0, cnps = 0;
+  };
+  auto run = [](bool fast, bool connect) {
+    LabConfig c = two_to_one(true);
+    c.delay = {milliseconds(5), milliseconds(5), microseconds(1)};
+    c.buffers.spillway.fast_cnp = fast;
+    c.buffers.spillway.max_residence = std::chrono::seconds(1);
+    Lab lab(c);
+    for (uint16_t h = 0; h < 2; h++) {
+      StreamConfig s = go_back_n(h, 20'000);
+      s.dcqcn = true, s.timeout = std::chrono::seconds(1);
+      s.start = milliseconds(30);
+      Stream& stream = lab.add(s);
+      if (connect) lab.connect(stream, milliseconds(1));
+    }
+    EXPECT_TRUE(lab.run(std::chrono::seconds(5)));
+    const SpillCounters s = lab.spillway().counters();
+    Run r{s.spilled.bytes, s.resident_bytes_max, s.cnps_sent,
+          s.cnps_suppressed[static_cast<size_t>(buffering::CnpSuppressed::kUnknownQp)]};
+    for (auto& stream : lab.streams()) {
+      r.retransmitted += stream->retransmitted + stream->timeouts, r.cnps += stream->cnps;
+      EXPECT_EQ(stream->expected, stream->packets());
+    }
+    check_empty(lab);
+    return r;
+  };
+  const Run with = run(true, true), without = run(false, true), unknown = run(true, false);
+  EXPECT_GT(with.sent, 0u);
+  EXPECT_EQ(with.unknown, 0u);
+  EXPECT_GT(with.cnps, with.sent) << "those of the receivers come, too";
+  EXPECT_LT(with.spilled, without.spilled);
+  EXPECT_LT(with.peak, without.peak);
+  EXPECT_EQ(with.retransmitted + without.retransmitted, 0u);
+  // Without the connection manager nobody is known, and nothing changes.
+  EXPECT_EQ(unknown.sent, 0u);
+  EXPECT_GT(unknown.unknown, 0u);
+  EXPECT_EQ(unknown.spilled, without.spilled);
+}
+
 TEST(Spillway, S13ASenderThatRepeatsTooEarlyBreaksNothing) {
   std::vector<StreamConfig> streams = {go_back_n(0, 1130), go_back_n(1, 1130)};
   for (StreamConfig& s : streams) s.timeout = milliseconds(4);
