@@ -82,8 +82,10 @@ struct SpillwayConfig {
   uint64_t drain_rate_bps = 0;  // 0: the port's
   uint64_t drain_burst = 0;     // bytes; 0: 2 MTU
   bool mark_ce = true;          // spill_mark_ce
+  bool fast_cnp = false;
+  Time fast_cnp_interval = std::chrono::microseconds(50);  // per flow
+  uint8_t fast_cnp_dscp = 48;                              // adapters' default
   Time max_residence = std::chrono::milliseconds(100);
-  bool sticky = true;  // false breaks the order on purpose, to show that tests notice
 };
 
 struct WatchdogConfig {

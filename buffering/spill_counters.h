@@ -33,6 +33,26 @@ inline constexpr std::array<std::string_view, kSpillDrops> kSpillDropNames = {
 #undef X
 };
 
+// Why no CNP is sent for a packet that is spilled and ECN-capable (fast_cnp).
+#define MILLRACE_CNP_SUPPRESSIONS(X)                                                  \
+  X(kUnknownQp, "unknown_qp") /* the CM's exchange did not come by here */            \
+  X(kInterval, "interval")    /* fast_cnp_interval: its sender was told just now */   \
+  X(kShrinking, "shrinking")  /* its key shrinks: enough have slowed down, for now */ \
+  X(kNoFrames, "no_frames")
+
+enum class CnpSuppressed : uint8_t {
+#define X(id, text) id,
+  MILLRACE_CNP_SUPPRESSIONS(X)
+#undef X
+      kCount
+};
+inline constexpr size_t kCnpSuppressions = static_cast<size_t>(CnpSuppressed::kCount);
+inline constexpr std::array<std::string_view, kCnpSuppressions> kCnpSuppressionNames = {
+#define X(id, text) text,
+    MILLRACE_CNP_SUPPRESSIONS(X)
+#undef X
+};
+
 // Of one key, one port or all together. spilled = drained + rerouted + resident + dropped after having been
 // spilled (`lost`), in packets and in bytes, at every moment.
 struct SpillCounters {
@@ -44,10 +64,13 @@ struct SpillCounters {
   uint64_t resident_bytes_max = 0;            // high watermark
   uint64_t transitions = 0;                   // between pass, spill and drain
   uint64_t ce_marked = 0;
+  uint64_t cnps_sent = 0;  // by the switch itself
+  std::array<uint64_t, kCnpSuppressions> cnps_suppressed{};
   uint64_t acks_held = 0;  // acknowledgements that joined a key, to stay in order; part of spilled
   std::array<uint64_t, 24> residence{};  // drained packets by time held: below 2^n µs, n = 0 …
   Time held_by_pfc{};                    // time in which pauses kept packets in
 
+  void suppressed(CnpSuppressed why) { cnps_suppressed[static_cast<size_t>(why)]++; }
   Amount refused_in_all() const { return sum(refused); }
   Amount lost_in_all() const { return sum(lost); }
 

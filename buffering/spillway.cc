@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "buffering/address_hash.h"
 #include "roce/prefix.h"
 
 namespace millrace::buffering {
@@ -12,8 +13,10 @@ namespace {
 // packets is the limit.
 constexpr uint64_t kBytesPerId = 256;
 constexpr uint64_t kDefaultDrainOff = 64 << 10;
-__extension__ using Product = unsigned __int128;
 constexpr Time kExpiryInterval = std::chrono::milliseconds(1);
+// Long enough for some packets of any port worth spilling for, short against the round trips of those who are
+// told.
+constexpr Time kWindow = std::chrono::microseconds(100);
 
 }  // namespace
 
@@ -21,7 +24,7 @@ uint32_t Spillway::ids_max(const SpillwayConfig& config) {
   return static_cast<uint32_t>(std::clamp<uint64_t>(config.pool_size / kBytesPerId, 64, 1u << 24));
 }
 
-Spillway::Spillway(const Config& config, Store& store)
+Spillway::Spillway(const Config& config, Store& store, FramePool& pool)
     : config_(config.spillway),
       store_(store),
       seed_(config.seed),
@@ -32,6 +35,7 @@ Spillway::Spillway(const Config& config, Store& store)
       entries_(ids_max(config_)),
       flows_(ids_max(config_)),
       flow_index_(ids_max(config_)) {
+  if (config_.fast_cnp) cnp_.emplace(config, pool);
   active_.reserve(lines_.size());
   for (size_t i = 0; i < lines_.size(); i++) {
     const auto& wred = config.ports[i / kClasses].queues[i % kClasses].wred;
@@ -58,25 +62,15 @@ bool Spillway::eligible(const Frame& frame, const Look& l) const noexcept {
                      [&](const SpillwayConfig::Prefix& p) { return in_prefix(source, p.address, p.bits); });
 }
 
-// Seeded, so that nobody can choose addresses that collide: halves of 128-bit products, folded.
-uint64_t Spillway::mix(const IpAddress& a, uint64_t with) const noexcept {
-  uint64_t high, low;
-  std::memcpy(&high, a.bytes.data(), 8);
-  std::memcpy(&low, a.bytes.data() + 8, 8);
-  const auto product =
-      static_cast<Product>(low ^ seed_) * ((high + with) * 0x9E3779B97F4A7C15ull ^ 0xBF58476D1CE4E5B9ull);
-  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-}
-
 uint64_t Spillway::key_hash(uint32_t line, const IpAddress& destination) const noexcept {
-  return mix(destination, line + 1);
+  return address_hash(destination, line + 1, seed_);
 }
 
 // What is one flow is told by 64 bits of hash alone: two that shared them would share their order, too. What
 // is flooded waits at several ports, and is a flow at each.
 uint64_t Spillway::flow_hash(uint16_t port, const Frame& frame, const Look& l) const noexcept {
   const uint64_t pair = uint64_t{l.qpn} << 32 | uint64_t{port} << 1 | 1;
-  return mix(destination_of(frame, l), mix(source_of(frame, l), pair));
+  return address_hash(destination_of(frame, l), address_hash(source_of(frame, l), pair, seed_), seed_);
 }
 
 uint32_t Spillway::find_key(uint32_t line, const IpAddress& destination, uint64_t h) const noexcept {
@@ -90,7 +84,7 @@ uint32_t Spillway::find_flow(uint64_t h) const noexcept {
 
 Spillway::Offer Spillway::join(Frame& frame, Look& l, bool eligible, uint16_t port, uint8_t queue,
                                Time now) noexcept {
-  if (!config_.sticky || ports_[port].keys == 0) return Offer::kPass;
+  if (ports_[port].keys == 0) return Offer::kPass;
   uint32_t key = kNone;
   if (eligible) {
     const uint32_t at = port * kClasses + queue;
@@ -141,7 +135,8 @@ Spillway::Offer Spillway::append(uint32_t key, Frame& frame, Look& l, Time now) 
     return refuse(port, frame, SpillDrop::kFull);
   const uint64_t fh = flow_hash(port, frame, l);
   SpillCounters& c = ports_[port].counters;
-  const bool marked = config_.mark_ce && l.kind == Look::Kind::kData && mark_ce(frame, l);
+  const bool ect = l.kind == Look::Kind::kData && l.ecn() != kNotEct;
+  const FastCnp::Notice notice = cnp_ && ect ? FastCnp::notice(frame, l) : FastCnp::Notice{};
 
   const uint32_t id = free_entry_ != kNone ? free_entry_ : fresh_entry_;
   if (!store_.write(id, frame, now)) return refuse(port, frame, SpillDrop::kFull);
@@ -158,7 +153,15 @@ Spillway::Offer Spillway::append(uint32_t key, Frame& frame, Look& l, Time now) 
     flow_index_.insert(fh, flow);
   }
   flows_[flow].packets++;
-  entries_[id] = {kNone, key, flow, static_cast<uint32_t>(bytes), nullptr, now, Where::kStored, {}};
+  entries_[id] = {kNone,
+                  key,
+                  flow,
+                  static_cast<uint32_t>(bytes),
+                  nullptr,
+                  now,
+                  Where::kStored,
+                  {},
+                  config_.mark_ce && ect && l.ecn() != kCe};
   (k.last == kNone ? k.first : entries_[k.last].next) = id;
   k.last = id;
   if (k.ask == kNone) k.ask = id;
@@ -168,10 +171,18 @@ Spillway::Offer Spillway::append(uint32_t key, Frame& frame, Look& l, Time now) 
   k.resident_bytes_max = std::max(k.resident_bytes_max, k.resident.bytes);
   c.offered.add(bytes), c.spilled.add(bytes), c.resident.add(bytes);
   c.resident_bytes_max = std::max(c.resident_bytes_max, c.resident.bytes);
-  c.ce_marked += marked;
   resident_bytes_ += bytes;
   resident_bytes_max_ = std::max(resident_bytes_max_, resident_bytes_);
+  follow(k, now);
+  if (cnp_ && ect) k.grows ? cnp_->tell(notice, now, c, cnps_) : c.suppressed(CnpSuppressed::kShrinking);
   return Offer::kTaken;
+}
+
+void Spillway::follow(Key& k, Time now) noexcept {
+  if (now < k.window_ends) return;
+  k.grows = k.resident.bytes > k.bytes_before;
+  k.bytes_before = k.resident.bytes;
+  k.window_ends = now + kWindow;
 }
 
 uint32_t Spillway::open(uint32_t at, const IpAddress& destination, uint64_t h) noexcept {
@@ -346,6 +357,14 @@ Frame Spillway::next(uint16_t port, uint8_t queue, Time now) noexcept {
   Entry& e = entries_[k.first];
   Frame frame(e.frame);
   SpillCounters& c = ports_[port].counters;
+  follow(k, now);
+  // On leaving, not on coming: so that the mark tells of now, not of when the packet came. And only while the
+  // key grows: when it shrinks, its senders are slower than the port, which would idle if they slowed down
+  // more.
+  if (e.markable && k.grows && l.state != SpillState::kFlush) {
+    Look look_now = look(frame);
+    c.ce_marked += mark_ce(frame, look_now);
+  }
   (l.state == SpillState::kFlush ? c.rerouted : c.drained).add(e.bytes);
   k.drained.add(e.bytes);
   const auto held_us = static_cast<uint64_t>((now - e.arrived).count() / 1000);
@@ -445,6 +464,8 @@ SpillCounters Spillway::counters() const {
     for (size_t i = 0; i < c.residence.size(); i++) all.residence[i] += c.residence[i];
     all.transitions += c.transitions, all.ce_marked += c.ce_marked, all.acks_held += c.acks_held;
     all.held_by_pfc += c.held_by_pfc;
+    all.cnps_sent += c.cnps_sent;
+    for (size_t i = 0; i < kCnpSuppressions; i++) all.cnps_suppressed[i] += c.cnps_suppressed[i];
   }
   all.resident_bytes_max = resident_bytes_max_;
   return all;

@@ -6,9 +6,11 @@
 // after construction.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "buffering/config.h"
+#include "buffering/fast_cnp.h"
 #include "buffering/hash_index.h"
 #include "buffering/look.h"
 #include "buffering/spill_counters.h"
@@ -30,8 +32,8 @@ struct SpillKeyStatus {
 
 class Spillway {
  public:
-  // `store` outlives the spillway and holds at least ids_max(config) packets.
-  Spillway(const Config& config, Store& store);
+  // `store` outlives the spillway and holds at least ids_max(config) packets; `pool` gives the CNPs.
+  Spillway(const Config& config, Store& store, FramePool& pool);
   ~Spillway();
   static uint32_t ids_max(const SpillwayConfig& config);
 
@@ -70,6 +72,13 @@ class Spillway {
   // Counts a packet that was rerouted and found no place.
   void count_lost_again(uint16_t port, uint64_t bytes, SpillDrop why) noexcept;
 
+  // A frame that passes through, to learn queue pairs from; to be called for each where hears() is true.
+  bool hears() const { return cnp_.has_value(); }
+  void hear(const Frame& frame, Time now) noexcept { cnp_->hear(frame, now); }
+  const FastCnp* fast_cnp() const { return cnp_ ? &*cnp_ : nullptr; }
+  // CNPs to be sent; their port is not set.
+  FrameList& cnps() { return cnps_; }
+
   // Drops what is too old, and serves the store; to be called when next_deadline() has passed.
   void poll(Time now, FrameList& out) noexcept;
   Time next_deadline() const noexcept;
@@ -106,6 +115,7 @@ class Spillway {
     Time arrived;
     Where where;
     SpillDrop why;  // of kDoomed and kGone
+    bool markable;  // data, ECN-capable and not marked
   };
   struct Flow {
     uint64_t hash;
@@ -122,6 +132,10 @@ class Spillway {
     uint32_t before = kNone, after = kNone;  // in the line's ring; `after` also links free keys
     Amount resident, spilled, drained, dropped;
     uint64_t resident_bytes_max = 0;
+    // Whether it has grown in the last window; what it held when that began.
+    bool grows = true;
+    uint64_t bytes_before = 0;
+    Time window_ends{};
   };
   struct Line {
     SpillState state = SpillState::kPass;
@@ -140,7 +154,6 @@ class Spillway {
   Line& line(uint16_t port, uint8_t queue) { return lines_[port * kClasses + queue]; }
   const Line& line(uint16_t port, uint8_t queue) const { return lines_[port * kClasses + queue]; }
   Port& port_of(const Key& k) { return ports_[k.line / kClasses]; }
-  uint64_t mix(const IpAddress& a, uint64_t with) const noexcept;
   uint64_t key_hash(uint32_t line, const IpAddress& destination) const noexcept;
   uint64_t flow_hash(uint16_t port, const Frame& frame, const Look& l) const noexcept;
   uint32_t find_key(uint32_t line, const IpAddress& destination, uint64_t h) const noexcept;
@@ -156,6 +169,7 @@ class Spillway {
   void collect() noexcept;
   bool ready(Line& l, Time now) noexcept;  // moves the cursor to a key whose head is back
   void doom(uint32_t entry, SpillDrop why) noexcept;
+  static void follow(Key& k, Time now) noexcept;
   void clear_head(uint32_t key) noexcept;  // of what is gone; may close the key
   void remove_head(uint32_t key) noexcept;
   void expire(Time now) noexcept;
@@ -172,6 +186,8 @@ class Spillway {
   LazyArray<Flow> flows_;
   HashIndex flow_index_;
   std::vector<uint32_t> active_;
+  std::optional<FastCnp> cnp_;
+  FrameList cnps_;
   uint32_t keys_count_ = 0, free_key_ = kNone;
   uint32_t fresh_entry_ = 0, free_entry_ = kNone, fresh_flow_ = 0, free_flow_ = kNone;
   uint64_t resident_bytes_ = 0, resident_bytes_max_ = 0;

@@ -41,7 +41,8 @@ TrafficManager::TrafficManager(const Config& config, FramePool& pool, std::uniqu
       store_(std::move(store)),
       classes_by_opcode_(config.ack_tc || config.cnp_tc),
       random_(config.seed | 1) {
-  if (config.spillway.enabled && store_) spillway_.emplace(config, *store_);
+  if (config.spillway.enabled && store_) spillway_.emplace(config, *store_, pool);
+  hears_ = spillway_ && spillway_->hears();
   ports_.reserve(config.ports.size());
   active_.reserve(config.ports.size());
   for (const PortConfig& c : config.ports) {
@@ -165,7 +166,7 @@ void TrafficManager::poll(Time now, FrameList& out) noexcept {
   if (now >= next_watch_) watch(now, out);
   if (spillway_) {
     if (spillway_->check_due(now)) check_spillway(now);
-    if (now >= spillway_->next_deadline()) spillway_->poll(now, store_out_);
+    if (now >= spillway_->next_deadline()) spillway_->poll(now, own_out_);
   }
   waits_for_room_ = false;
   for (size_t i = 0; i < active_.size();) {

@@ -67,6 +67,8 @@ class TrafficManager {
   // Takes a frame that is to leave by `port`. `source` is its ingress port, or kNoSource for our own: these
   // are never marked and never spilled. What may leave at once is appended to `out`, its port set.
   void enqueue(Frame frame, uint16_t port, uint16_t source, Time now, FrameList& out) noexcept {
+    if (hears_ && source != kNoSource) [[unlikely]]
+      spillway_->hear(frame, now);
     PortState& p = ports_[port];
     const uint8_t tc = class_of(frame, source == kNoSource ? port : source);
     const uint8_t q = p.queue_of_tc[tc];
@@ -93,8 +95,12 @@ class TrafficManager {
   Frame next_rerouted() noexcept { return rerouted_.pop(); }
   // Drops and counts what finds no other port (nullopt), or no room there.
   void reenqueue(Frame frame, std::optional<uint16_t> port) noexcept;
-  // What the store has to say to those who lend it memory; their way is the pipeline's matter.
-  FrameList& store_frames() { return store_out_; }
+  // What the store has to say to those who lend it memory, and the spillway's CNPs; their way is the
+  // pipeline's matter.
+  FrameList& own_frames() noexcept {
+    if (spillway_) own_out_.splice(spillway_->cnps());
+    return own_out_;
+  }
 
   bool empty() const { return frames_ == 0 && (!spillway_ || spillway_->keys_count() == 0); }
   uint32_t frames_queued() const { return frames_; }
@@ -199,8 +205,8 @@ class TrafficManager {
   std::optional<Spillway> spillway_;
   std::vector<PortState> ports_;
   std::vector<uint16_t> active_;  // ports with something to do
-  FrameList rerouted_, store_out_;
-  bool classes_by_opcode_, waits_for_room_ = false;
+  FrameList rerouted_, own_out_;
+  bool classes_by_opcode_, hears_ = false, waits_for_room_ = false;
   Time polled_{};
   uint32_t frames_ = 0;  // in queues
   uint64_t random_;

@@ -203,6 +203,8 @@ void SoftLender::receive(Frame frame, Time now, FrameList& out) {
     case roce::Reception::kResponse:
       for (uint64_t id; l.qp.requester().next_completion(id);) continue;
       break;
+    case roce::Reception::kCongestion:
+      break;
     case roce::Reception::kInvalid:
       counters_.broken++;
       counters_.naks++;

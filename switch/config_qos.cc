@@ -468,6 +468,14 @@ void read_prefixes(YamlMap& map, buffering::SpillwayConfig& spillway) {
   }
 }
 
+void read_fast_cnp(YamlMap& map, buffering::SpillwayConfig& s) {
+  s.fast_cnp = boolean(map, "fast_cnp", s.fast_cnp);
+  map.duration("fast_cnp_interval_us", std::chrono::microseconds(1), 1, 1'000'000, s.fast_cnp_interval);
+  map.number("fast_cnp_dscp", 0, 63, s.fast_cnp_dscp);
+  for (const char* key : {"fast_cnp_interval_us", "fast_cnp_dscp"})
+    if (!s.fast_cnp && map.get(key).IsDefined()) map.fail(key, "is of fast_cnp, which is off");
+}
+
 // What stays in the switch stays in the buffers that it came in, one for each packet, which the pool gets on
 // top of frames.count: as many as hold packets of full length.
 void read_spill_frames(YamlMap& map, Config& config) {
@@ -550,6 +558,7 @@ void read_spillway(YamlMap& top, Config& config) {
   map.number("drain_rate_mbps", 1, kSpeedMax, [&](uint64_t v) { s.drain_rate_bps = v * kMegabit; });
   map.size("drain_burst", 64, kBytesMax, s.drain_burst);
   s.mark_ce = boolean(map, "spill_mark_ce", s.mark_ce);
+  read_fast_cnp(map, s);
   map.duration("max_residence_ms", milliseconds(1), 1, 3'600'000, s.max_residence);
   read_lenders(map, config);
   read_spill_frames(map, config);

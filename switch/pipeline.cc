@@ -255,9 +255,12 @@ Fate Pipeline::send_routed(Frame frame, uint16_t interface, uint16_t payer, Time
 }
 
 // A frame of the engine: by its route; if there is none, to where its MAC address was heard, which may be a
-// routed port.
+// routed port. A CNP that speaks for a bridged frame's destination has that one's MAC address, and is
+// bridged.
 Fate Pipeline::send_own(Frame frame, Time now, FrameList& out) noexcept {
-  if (!router_ || network_of(frame.bytes()).vid != 0) return forward(std::move(frame), ports_, now, out);
+  const auto& eth = *reinterpret_cast<const roce::EthernetHeader*>(frame.bytes().data());
+  if (!router_ || eth.src != mac_ || network_of(frame.bytes()).vid != 0)
+    return forward(std::move(frame), ports_, now, out);
   uint16_t interface = kBridge;
   const Fate fate = router_->route_own(frame, now, interface);
   if (fate == Fate::kRouted && interface == kBridge) return forward(std::move(frame), ports_, now, out);
@@ -291,9 +294,9 @@ void Pipeline::serve_buffers(Time now, FrameList& out) noexcept {
   if (remote_ != nullptr) {
     // Leases end once everything is back.
     if (ending_ && !remote_->closing() && buffers_->empty()) remote_->shutdown(now, engine_out_);
-    engine_out_.splice(buffers_->store_frames());
-    route_engine_frames(now, out);
   }
+  engine_out_.splice(buffers_->own_frames());
+  route_engine_frames(now, out);
   while (Frame frame = buffers_->next_rerouted()) {
     const std::optional<uint16_t> port = another_way(frame, now);
     buffers_->reenqueue(std::move(frame), port);

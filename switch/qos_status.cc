@@ -97,6 +97,8 @@ QosStatus qos_status(const buffering::TrafficManager& manager, bool with_keys, T
   s.store_size = spillway->store().size();
   s.store_used = spillway->store().used();
   for (size_t i = 0; remote != nullptr && i < remote->lenders(); i++) s.lenders.push_back(remote->status(i));
+  s.fast_cnp = spillway->fast_cnp() != nullptr;
+  if (s.fast_cnp) s.cnp_connections = spillway->fast_cnp()->connections();
   s.keys = spillway->keys_count();
   s.keys_max = manager.config().spillway.keys_max;
   if (!with_keys) return s;
@@ -129,7 +131,9 @@ json buffers_json(const QosStatus& s, const std::vector<std::string>& names) {
 }
 
 json spill_counters_json(const buffering::SpillCounters& c) {
-  json residence = json::array();
+  json residence = json::array(), suppressed = json::object();
+  for (size_t i = 0; i < buffering::kCnpSuppressions; i++)
+    suppressed[std::string(buffering::kCnpSuppressionNames[i])] = c.cnps_suppressed[i];
   for (size_t i = 0; i < c.residence.size(); i++)
     if (c.residence[i] > 0)
       residence.push_back({{"below_us", uint64_t{1} << i}, {"packets", c.residence[i]}});
@@ -145,6 +149,8 @@ json spill_counters_json(const buffering::SpillCounters& c) {
           {"lost_by", reasons_json(c.lost, buffering::kSpillDropNames)},
           {"transitions", c.transitions},
           {"ce_marked", c.ce_marked},
+          {"cnps_sent", c.cnps_sent},
+          {"cnps_suppressed", std::move(suppressed)},
           {"acks_held", c.acks_held},
           {"held_by_pfc_ms", milliseconds(c.held_by_pfc)},
           {"residence", std::move(residence)}};
@@ -197,6 +203,9 @@ json spillway_json(const QosStatus& s, const std::vector<std::string>& names) {
   j["store"] = {{"size", s.store_size}, {"used", s.store_used}};
   j["lenders"] = json::array();
   for (const buffering::LenderStatus& l : s.lenders) j["lenders"].push_back(lender_json(l));
+  j["fast_cnp"] = {{"enabled", s.fast_cnp},
+                   {"connections", s.cnp_connections},
+                   {"connections_max", s.fast_cnp ? buffering::FastCnp::kConnectionsMax : 0}};
   j["keys_count"] = s.keys;
   j["keys_max"] = s.keys_max;
   j["keys"] = std::move(keys);

@@ -43,6 +43,8 @@ struct QosStatus {
   uint32_t keys = 0, keys_max = 0;
   std::vector<buffering::SpillKeyStatus> key_list;  // some of them, if there are many
   std::vector<buffering::LenderStatus> lenders;
+  bool fast_cnp = false;
+  uint32_t cnp_connections = 0;  // whose queue pairs are known
 };
 
 // On the worker's thread. The list of keys is left out unless `with_keys`.

@@ -247,6 +247,13 @@ void print_spillway(const json& reply) {
       reply.at("keys_count").dump().c_str(), reply.at("keys_max").dump().c_str(),
       all.at("transitions").dump().c_str(), all.at("ce_marked").dump().c_str(),
       all.at("acks_held").dump().c_str());
+  if (const json& fast = reply.at("fast_cnp"); fast.at("enabled")) {
+    std::printf("CNPs sent %s  connections known %s", all.at("cnps_sent").dump().c_str(),
+                fast.at("connections").dump().c_str());
+    for (const auto& [reason, n] : all.at("cnps_suppressed").items())
+      if (n != 0) std::printf("  not sent (%s) %s", reason.c_str(), n.dump().c_str());
+    std::printf("\n");
+  }
   for (const auto& [what, from] : {std::pair{"refused", "refused_by"}, {"lost", "lost_by"}})
     for (const auto& [reason, amount] : all.at(from).items())
       std::printf("%s (%s): %s packets, %s bytes\n", what, reason.c_str(),

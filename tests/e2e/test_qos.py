@@ -71,7 +71,7 @@ class Qos(e2e.LabTest):
             self.assertEqual(everything["drained"], everything["spilled"])
             self.assertEqual([everything[k]["packets"] for k in ("resident", "refused", "lost", "rerouted")], [0] * 4)
             self.assertEqual(spillway["keys_count"], 0)
-            # Marked in the queue, or as they were spilled: a packet is counted where it was not marked before.
+            # Marked in the queue, or as they left the spillway while it grew: a packet is counted where it was not marked before.
             self.assertEqual(counted["marked"], queue["ce_marked"] + everything["ce_marked"])
             self.assertGreater(counted["marked"], 100)
             self.assertIn("p2", self.ctl(lab, "buffers"))

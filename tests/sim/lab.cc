@@ -48,8 +48,7 @@ NicPacket LabHost::packet(const Stream& s) const {
   p.to_mac = peer.mac(), p.from_mac = mac();
   p.to = peer.address(), p.from = address();
   p.udp_port = static_cast<uint16_t>(0xC000 + s.qpn);
-  // Both directions have the stream's number.
-  p.qpn = s.qpn;
+  p.qpn = sender ? s.qpn : s.sender_qpn;
   return p;
 }
 
@@ -61,7 +60,8 @@ bool LabHost::may_send(const Stream& s, Time now) const {
 void LabHost::send_one(Stream& s, Time now) {
   NicPacket p = packet(s);
   p.opcode = s.config.opcode;
-  p.traffic_class = static_cast<uint8_t>(s.config.dscp << 2 | s.config.ecn);
+  const uint8_t dscp = s.next % 2 ? s.config.odd_dscp : s.config.dscp;
+  p.traffic_class = static_cast<uint8_t>(dscp << 2 | s.config.ecn);
   p.psn = static_cast<uint32_t>(s.next) & 0xFFFFFF;
   p.ack_request = s.config.closed && (s.next % 8 == 7 || s.next + 1 == s.packets());
   std::vector<uint8_t> payload(s.config.payload, static_cast<uint8_t>(s.next));
@@ -137,8 +137,9 @@ void LabHost::receive(std::span<const uint8_t> bytes, Time now) {
   if (read_frame(bytes, p) != Reading::kGood || p.to != address()) return;
   for (Stream* s : in)
     if (s->qpn == p.qpn && p.opcode == s->config.opcode) return take_data(*s, p, now);
+  // As an adapter, from the queue pair's peer only.
   for (Stream* s : out)
-    if (s->qpn == p.qpn) return take_ack(*s, p, now);
+    if (s->sender_qpn == p.qpn && p.from == peers_[s->config.to]->address()) return take_ack(*s, p, now);
 }
 
 void LabHost::take_data(Stream& s, const NicPacket& p, Time now) {
@@ -207,7 +208,7 @@ void LabHost::take_ack(Stream& s, const NicPacket& p, Time now) {
   }
 }
 
-Lab::Lab(const LabConfig& config) : network_(config.seed) {
+Lab::Lab(const LabConfig& config) : config_(config), network_(config.seed) {
   switching::PipelineConfig pc;
   pc.ports = config.hosts;
   pc.engine.mac = {{2, 0x53, 0, 0, 0, 1}};
@@ -245,17 +246,42 @@ Stream& Lab::add(const StreamConfig& config) {
   Stream& s = *streams_.emplace_back(std::make_unique<Stream>());
   s.config = config;
   s.qpn = static_cast<uint32_t>(100 + streams_.size());
+  s.sender_qpn = s.qpn + 0x8000;
   s.next_at = config.start;
   if (config.dcqcn) {
-    DcqcnParameters p;
+    DcqcnParameters p = config.reaction;
     p.line_gbit = config.gbit;
-    p.least_gbit = 0.01;
     s.rate.emplace(p);
   }
   hosts_[config.from]->out.push_back(&s);
   hosts_[config.to]->in.push_back(&s);
   network_.touch(*hosts_[config.from]);
   return s;
+}
+
+std::vector<uint8_t> Lab::cm_frame(const LabHost& from, const LabHost& to, const CmMad& mad) const {
+  const auto bytes = write_mad(mad);
+  NicPacket p;
+  p.to_mac = to.mac(), p.from_mac = from.mac();
+  p.to = to.address(), p.from = from.address();
+  p.udp_port = 0xC001;
+  p.opcode = kOpUdSend, p.qpn = 1, p.qkey = 0x80010000, p.source_qp = 1;
+  p.payload = bytes;
+  return make_frame(p);
+}
+
+void Lab::connect(const Stream& s, Time when) {
+  LabHost &active = *hosts_[s.config.from], &passive = *hosts_[s.config.to];
+  auto delay = [&](uint16_t h) {
+    return h < config_.delay.size() ? config_.delay[h] : Time(std::chrono::microseconds(1));
+  };
+  const Time way = delay(s.config.from) + delay(s.config.to) + std::chrono::microseconds(10);
+  CmMad req, rep;
+  req.kind = CmKind::kReq, req.local_id = s.sender_qpn, req.qpn = s.sender_qpn;
+  rep.kind = CmKind::kRep, rep.local_id = s.qpn, rep.remote_id = s.sender_qpn, rep.qpn = s.qpn;
+  active.send_at(when, cm_frame(active, passive, req));
+  passive.send_at(when + way, cm_frame(passive, active, rep));
+  network_.touch(active), network_.touch(passive);
 }
 
 bool Lab::run(Time limit) {

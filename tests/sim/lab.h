@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tools/sim/network.h"
+#include "tools/sim/nic_cm.h"
 #include "tools/sim/nic_dcqcn.h"
 #include "tools/sim/nic_wire.h"
 #include "tools/sim/switch_node.h"
@@ -23,9 +24,11 @@ struct StreamConfig {
   uint64_t packets = 0;     // instead of a length, and always of a closed loop
   uint32_t payload = 1024;  // bytes
   uint8_t dscp = 26, ecn = 2;
+  uint8_t odd_dscp = 26;  // of every second packet
   uint8_t opcode = kOpSendMiddle;
   bool closed = false;  // go-back-N: waits for acknowledgements, repeats
   bool dcqcn = false;
+  DcqcnParameters reaction{.least_gbit = 0.01};  // its line rate is `gbit`
   Time timeout = std::chrono::milliseconds(67);
   uint32_t window = 1u << 20;  // packets in flight
 };
@@ -33,7 +36,7 @@ struct StreamConfig {
 // What both ends know of a stream.
 struct Stream {
   StreamConfig config;
-  uint32_t qpn = 0;
+  uint32_t qpn = 0, sender_qpn = 0;  // the receiver's and the sender's
   // Sender.
   uint64_t sent = 0, retransmitted = 0, timeouts = 0, naks = 0, cnps = 0;
   uint64_t una = 0, next = 0;
@@ -118,6 +121,9 @@ class Lab {
   ~Lab();
 
   Stream& add(const StreamConfig& config);
+  // The connection manager's exchange of a stream, its request at `when`; both ends have heard it two round
+  // trips later.
+  void connect(const Stream& s, Time when);
   // Until all streams have been sent and nothing is on its way, or `limit`.
   bool run(Time limit);
   void run_until(Time when) {
@@ -132,6 +138,9 @@ class Lab {
   std::vector<std::unique_ptr<Stream>>& streams() { return streams_; }
 
  private:
+  std::vector<uint8_t> cm_frame(const LabHost& from, const LabHost& to, const CmMad& mad) const;
+
+  LabConfig config_;
   Network network_;
   std::unique_ptr<SwitchNode> switch_;
   std::vector<std::unique_ptr<LabHost>> hosts_;

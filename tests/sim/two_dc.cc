@@ -44,6 +44,7 @@ LabConfig lab_of(const TwoDcCase& c) {
   lab.buffers.spillway.enabled = c.relief == Relief::kSpill;
   lab.buffers.spillway.dscp[26] = true;
   lab.buffers.spillway.mark_ce = c.dcqcn == Control::kOn;
+  lab.buffers.spillway.fast_cnp = c.fast_cnp;
   lab.buffers.spillway.drain_off = kWred.min_threshold;
   lab.buffers.spillway.drain_on = kWred.min_threshold / 2;
   return lab;
@@ -56,6 +57,7 @@ StreamConfig flow(uint16_t from, uint64_t bytes, double gbit, Time start, const 
   s.packets = (bytes + kPayload - 1) / kPayload;
   s.closed = true;
   s.dcqcn = c.dcqcn != Control::kOff;
+  s.reaction = c.reaction;
   s.ecn = s.dcqcn ? 2 : 0;
   return s;
 }
@@ -64,7 +66,8 @@ StreamConfig flow(uint16_t from, uint64_t bytes, double gbit, Time start, const 
 
 TwoDcResult run_two_dc(const TwoDcCase& c) {
   Lab lab(lab_of(c));
-  const Time begin = milliseconds(1), burst_at = begin + c.round_trip / 2 + milliseconds(5);
+  const Time begin = milliseconds(1) + 2 * c.round_trip,
+             burst_at = begin + c.round_trip / 2 + milliseconds(5);
   Stream& cross = lab.add(flow(kFar, c.cross_bytes, kCross, begin, c));
   const uint64_t wire = cross.wire_bytes();
   const auto burst_packets =
@@ -76,6 +79,8 @@ TwoDcResult run_two_dc(const TwoDcCase& c) {
     burst.push_back(&lab.add(flow(static_cast<uint16_t>(kNear + i % 2), n * kPayload, kPort, burst_at, c)));
     left -= n;
   }
+  if (c.fast_cnp)
+    for (const auto& s : lab.streams()) lab.connect(*s, microseconds(10));
   StreamConfig other;
   other.from = kFar, other.to = kElsewhere, other.gbit = kUnrelated, other.start = begin;
   other.length = milliseconds(5) + kBurst, other.payload = kPayload, other.ecn = 0;

@@ -18,6 +18,8 @@ struct TwoDcCase {
   uint64_t buffer_bytes = 1'000'000;
   bool short_flows = false;  // the burst: as flows of 125 KB, else as four
   Control dcqcn = Control::kOff;
+  bool fast_cnp = false;
+  DcqcnParameters reaction = StreamConfig{}.reaction;
 };
 
 struct TwoDcResult {

@@ -333,6 +333,22 @@ TEST_F(ReadResponder, AnswersFromMemoryUnderABudget) {
   EXPECT_EQ(responder.responses_sent(), 4u);
 }
 
+// Halved by the first CNP: 1 bit each ns.
+TEST_F(ReadResponder, ItsAnswersKeepToThePace) {
+  pace = Pace({.line_rate = 2'000'000'000});
+  ask(0xFFFFFE, 0, 3 * kMtu);
+  pace.notified(now);
+  FrameList out;
+  EXPECT_EQ(respond(pool, 8, out), 1u);
+  const Time next = now + std::chrono::nanoseconds(8 * out.pop().total_length());
+  EXPECT_EQ(pace.held_until(), next);
+  EXPECT_EQ(respond(pool, 8, out), 0u);
+  now = next;
+  pace.release(now);
+  EXPECT_EQ(respond(pool, 8, out), 1u);
+  EXPECT_EQ(text_of(out), "M ffffff 256");
+}
+
 TEST_F(ReadResponder, AnAcknowledgementWaitsForTheAnswersBeforeIt) {
   ask(0xFFFFFE, 0, kMtu + 1);
   EXPECT_EQ(write(0), Arrival::kNew);

@@ -1,8 +1,10 @@
-// Which way a packet goes: prefixes against a naive search, the spread over next hops, and the hop that it loses.
+// Which way a packet goes: prefixes against a naive search, the spread over next hops, and the hop that it
+// loses.
 #include <cmath>
 #include <random>
 #include <set>
 
+#include "roce/prefix.h"
 #include "tests/unit/switch_fabric.h"
 
 namespace millrace::switching {
@@ -143,6 +145,23 @@ TEST(PrefixTest, ReadsAndKnowsItsSpecialAddresses) {
   EXPECT_TRUE(p.is_network_or_broadcast(ip("10.77.0.127")));
   EXPECT_FALSE(p.is_network_or_broadcast(ip("10.77.0.65")));
   EXPECT_FALSE(Prefix::parse("10.255.0.0/31")->is_network_or_broadcast(ip("10.255.0.0")));
+}
+
+// Bit by bit; and no IPv6 prefix takes IPv4 addresses, though these are kept as ::ffff:0:0/96.
+TEST(PrefixTest, ComparesTheBitsItHasAndNoOtherFamily) {
+  for (const char* text : {"fd77:1234:5678:9abc:def0:1357:9bdf:2468", "10.77.3.200"}) {
+    const IpAddress a = ip(text);
+    for (unsigned bits = a.is_v4() ? 96 : 0; bits <= 128; bits++)
+      for (unsigned flipped = a.is_v4() ? 96 : 0; flipped < 128; flipped++) {
+        IpAddress b = a;
+        b.bytes[flipped / 8] ^= static_cast<uint8_t>(0x80 >> flipped % 8);
+        EXPECT_EQ(in_prefix(b, a, bits), flipped >= bits) << text << "/" << bits << " " << flipped;
+      }
+  }
+  EXPECT_FALSE(in_prefix(ip("10.0.0.1"), ip("::"), 0));
+  EXPECT_TRUE(in_prefix(ip("fd00::1"), ip("::"), 0));
+  EXPECT_FALSE(in_prefix(ip("fd00::1"), ip("0.0.0.0"), 96));
+  EXPECT_TRUE(in_prefix(ip("10.0.0.1"), ip("0.0.0.0"), 96));
 }
 
 }  // namespace

@@ -135,6 +135,9 @@ spillway:
   drain_rate_mbps: 500
   drain_burst: 9000
   spill_mark_ce: false
+  fast_cnp: true
+  fast_cnp_interval_us: 70
+  fast_cnp_dscp: 46
   max_residence_ms: 50
 )";
 
@@ -210,6 +213,9 @@ TEST(QosConfig, TheWholeSpillwayIsRead) {
   EXPECT_EQ(s.drain_rate_bps, 500'000'000u);
   EXPECT_EQ(s.drain_burst, 9000u);
   EXPECT_FALSE(s.mark_ce);
+  EXPECT_TRUE(s.fast_cnp);
+  EXPECT_EQ(s.fast_cnp_interval, microseconds(70));
+  EXPECT_EQ(s.fast_cnp_dscp, 46);
   EXPECT_EQ(s.max_residence, milliseconds(50));
 }
 
@@ -245,6 +251,11 @@ TEST(QosConfig, AShortSpillwayHasTheDefaults) {
   EXPECT_EQ(s.drain_hold_checks, 2u);
   EXPECT_EQ(s.max_residence, milliseconds(100));
   EXPECT_TRUE(s.mark_ce);
+  EXPECT_FALSE(s.fast_cnp);
+  const auto on = parse(kSpills + "spillway: {spill_dscp: 10, fast_cnp: true}\n").spillway;
+  EXPECT_TRUE(on.fast_cnp);
+  EXPECT_EQ(on.fast_cnp_interval, microseconds(50));
+  EXPECT_EQ(on.fast_cnp_dscp, 48);
   EXPECT_FALSE(parse("qos: {}\nspillway: {enabled: false}\n").spillway.enabled);
 }
 
@@ -411,6 +422,13 @@ TEST(QosConfig, EveryMistakeOfTheSpillwayIsRefusedWithItsLine) {
           {"spillway: {spill_dscp: 1, drain_rate_mbps: 0}\n", "in 1 … 1600000"},
           {"spillway: {spill_dscp: 1, drain_burst: 1}\n", "drain_burst: '1' is not a size in 64 …"},
           {"spillway: {spill_dscp: 1, spill_mark_ce: 1}\n", "spill_mark_ce: '1' is not one of true, false"},
+          {"spillway: {spill_dscp: 1, fast_cnp: on}\n", "fast_cnp: 'on' is not one of true, false"},
+          {"spillway: {spill_dscp: 1, fast_cnp: true, fast_cnp_interval_us: 0}\n", "in 1 … 1000000"},
+          {"spillway: {spill_dscp: 1, fast_cnp: true, fast_cnp_dscp: 64}\n", "in 0 … 63"},
+          {"spillway: {spill_dscp: 1, fast_cnp_interval_us: 50}\n",
+           "fast_cnp_interval_us: is of fast_cnp, which is off"},
+          {"spillway: {spill_dscp: 1, fast_cnp: false, fast_cnp_dscp: 48}\n",
+           "fast_cnp_dscp: is of fast_cnp, which is off"},
           {"spillway: {spill_dscp: 1, max_residence_ms: 0}\n", "in 1 … 3600000"},
           {"spillway: {spill_dscp: 1, spil: 0}\n", "spillway.spil: unknown key"},
       });

@@ -33,6 +33,7 @@ class QosStatusTest : public ::testing::Test {
     config_.ports[1].queues[3].profile.spill = spill;
     config_.spillway.enabled = spill;
     config_.spillway.dscp.set(10);
+    config_.spillway.fast_cnp = spill;
     config_.spillway.drain_off = 3 * kBytes;
     config_.spillway.pool_size = kSpillBytes;
     std::unique_ptr<buffering::Store> store;
@@ -116,6 +117,10 @@ TEST_F(QosStatusTest, TheSpillwaySaysWhatItHoldsAndOfWhom) {
   EXPECT_EQ(s["all"]["spilled"], amount(3));
   EXPECT_EQ(s["all"]["resident"], amount(3));
   EXPECT_EQ(s["all"]["drained"], amount(0));
+  EXPECT_EQ(s["fast_cnp"], json({{"enabled", true}, {"connections", 0}, {"connections_max", 16384}}));
+  EXPECT_EQ(s["all"]["cnps_sent"], 0);
+  EXPECT_EQ(s["ports"][1]["cnps_suppressed"],
+            json({{"unknown_qp", 3}, {"interval", 0}, {"shrinking", 0}, {"no_frames", 0}}));
   EXPECT_EQ(s["ports"][1]["name"], "p2");
   EXPECT_EQ(s["ports"][1]["resident_bytes_max"], 3 * kBytes);
   EXPECT_EQ(s["ports"][0]["spilled"], amount(0));

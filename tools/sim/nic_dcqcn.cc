@@ -6,7 +6,8 @@ namespace millrace::sim {
 
 void Dcqcn::on_cnp(Time now) {
   catch_up(now);
-  target_ = current_;
+  if (p_.clamp_target || risen_) target_ = current_;
+  risen_ = false;
   current_ = std::max(p_.least_gbit, current_ * (1 - alpha_ / 2));
   alpha_ = (1 - p_.g) * alpha_ + p_.g;
   limited_ = true;
@@ -39,6 +40,7 @@ void Dcqcn::catch_up(Time now) {
 // Figure 6 of the paper: F steps back towards the old rate, then beyond it, the faster when both the timer
 // and the bytes have gone that far.
 void Dcqcn::increase() {
+  risen_ = true;
   const uint32_t most = std::max(timer_steps_, byte_steps_), least = std::min(timer_steps_, byte_steps_);
   if (most >= p_.fast_recovery) {
     target_ += least > p_.fast_recovery ? p_.hyper_gbit * (least - p_.fast_recovery) : p_.additive_gbit;

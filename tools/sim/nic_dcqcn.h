@@ -16,6 +16,9 @@ struct DcqcnParameters {
   uint32_t fast_recovery = 5;                            // F
   double additive_gbit = 0.04, hyper_gbit = 0.2;         // R_AI; R_HAI for each step
   double least_gbit = 0.1;
+  // The paper's target follows the rate down with every CNP. Adapters may do so only once the rate has risen
+  // in between (mlx5's clamp_tgt_rate: 0), so that a row of CNPs keeps the target of the first.
+  bool clamp_target = true;
 };
 
 class Dcqcn {
@@ -37,6 +40,7 @@ class Dcqcn {
   void increase();
 
   DcqcnParameters p_;
+  bool risen_ = true;     // since the last CNP
   bool limited_ = false;  // at line rate nothing is to be done
   double current_, target_ = 0, alpha_ = 1;
   Time alpha_at_ = kNever, increase_at_ = kNever;
