@@ -84,6 +84,11 @@ TEST(Books, APortThatIsDownAndDrainsIsSeen) {
   EXPECT_EQ(v.count(), 0u);
   BooksCheck(v).sent_down(0, "switch 0", 5, 6);
   EXPECT_EQ(v.count(), 1u);
+  BooksCheck(v).kept_down(0, "switch 0", 3, 1000, 1000);
+  BooksCheck(v).kept_down(0, "switch 0", 0, 1001, 1000);
+  EXPECT_EQ(v.count(), 1u);
+  BooksCheck(v).kept_down(0, "switch 0", 3, 1001, 1000);
+  EXPECT_EQ(v.count(), 2u);
 }
 
 // Packets of one queue pair on their way through a switch, with their marks.
@@ -228,6 +233,27 @@ TEST_F(Lent, ALinkThatGoesDownEmptiesWhatIsKeptForIt) {
   EXPECT_GT(s.unrouted, 100u);
   EXPECT_EQ(s.spilled, s.drained + s.unrouted);
   EXPECT_EQ(s.rerouted, 0u);
+}
+
+// Routed ones go by the other spine: hosts 1 and 3 are behind leaf 1, host 2 is behind leaf 0. Which spine a
+// stream takes is a matter of its hash; each of leaf 1's trunks goes down once.
+TEST_F(Lent, WhatIsKeptForATrunkThatGoesDownIsReroutedInOrder) {
+  plan.fabric.leaves = plan.fabric.spines = 2;
+  plan.fabric.trunk.gbit = 100;
+  for (StreamPlan& s : plan.streams) s.gbit = 3;
+  for (const bool lent : {true, false}) {
+    if (!lent) plan.fabric.lenders.clear();
+    SpillStats all;
+    for (const uint32_t trunk : {2, 3}) {
+      plan.faults.clear();
+      add(FaultKind::kLinkDown, milliseconds(6), milliseconds(5), trunk, kLinkOfTrunk);
+      all.add(expect_clean());
+    }
+    // Where lenders are behind the trunk, too, what is written to them has it first, and little is kept.
+    EXPECT_GT(all.rerouted, lent ? 0u : 100u);
+    EXPECT_EQ(all.written > 0, lent);
+    EXPECT_EQ(all.spilled, all.drained + all.rerouted + all.lost);
+  }
 }
 
 // The switch's own frames for a member are dropped before they get onto a wire, and repeated.

@@ -401,6 +401,7 @@ class Drawer {
     if (port.rate_bps == 0) port.rate_bps = random.between(2, 20) * 1'000'000'000;
     streams(random, static_cast<double>(port.rate_bps) / 1e9);
     if (!lent) return;
+    for (auto& g : port.groups) g.static_th = random.between(4 << 10, 48 << 10);
     lenders(random);
     deaths(random);
   }
@@ -435,10 +436,13 @@ class Drawer {
       StreamPlan s;
       s.to = random.one_in(3) ? static_cast<uint16_t>(random.below(f.hosts)) : to;
       s.from = static_cast<uint16_t>((s.to + random.between(1, f.hosts - 1u)) % f.hosts);
+      // Mostly by way of a spine.
+      if (f.leaves && s.from % f.leaves == s.to % f.leaves && !random.one_in(4))
+        s.from = static_cast<uint16_t>((s.to + 1u) % f.hosts);
       s.v6 = random.one_in(2);
       s.traffic_class = static_cast<uint8_t>(random.one_in(3) ? 0 : 2);
       s.payload = static_cast<uint32_t>(random.between(64, 2048)) & ~3u;
-      s.gbit = port_gbit * static_cast<double>(random.between(5, 16)) / 10;
+      s.gbit = port_gbit * static_cast<double>(random.between(6, 20)) / 10;
       s.at = at + microseconds(random.below(1000));
       // Some hundred packets.
       s.length = Time(
@@ -466,25 +470,33 @@ class Drawer {
     }
   }
 
+  // Mostly one that the stream may have taken.
+  uint32_t trunk(Random& random, const StreamPlan* by) const {
+    const FabricConfig& f = plan_.fabric;
+    const uint64_t leaf = by != nullptr && !random.one_in(3) ? by->from % f.leaves : random.below(f.leaves);
+    return static_cast<uint32_t>(leaf * f.spines + random.below(f.spines));
+  }
+
   // Links that go down as ports tell it, which matters where there are queues, or other ways.
   void links() {
     Random random(plan_.seed ^ 0x6c696e6b73);
     const FabricConfig& f = plan_.fabric;
-    if (!random.one_in(f.buffers ? 2 : 16)) return;
+    const bool another_way = f.spines > 1 && !plan_.streams.empty();
+    if (!another_way && !random.one_in(f.buffers ? 2 : 16)) return;
     for (uint64_t n = random.between(1, 3); n > 0; n--) {
       Time at(static_cast<int64_t>(random.below(static_cast<uint64_t>(busy().count()) + 1)));
+      const StreamPlan* by = nullptr;
       if (!plan_.streams.empty() && !random.one_in(4)) {
-        const StreamPlan& s = plan_.streams[random.below(plan_.streams.size())];
-        at = s.at + Time(static_cast<int64_t>(random.below(2 * static_cast<uint64_t>(s.length.count()))));
+        by = &plan_.streams[random.below(plan_.streams.size())];
+        at = by->at + Time(static_cast<int64_t>(random.below(2 * static_cast<uint64_t>(by->length.count()))));
       }
       const Time brief = microseconds(random.between(10, random.one_in(2) ? 5000 : 600000)),
                  ages = milliseconds(random.between(6000, 9000));
       if (!f.lenders.empty() && random.one_in(4))
         add(FaultKind::kLinkDown, at, brief, static_cast<uint32_t>(random.below(f.lenders.size())),
             kLinkOfLender);
-      else if (f.leaves && random.one_in(2))
-        add(FaultKind::kLinkDown, at, brief, static_cast<uint32_t>(random.below(f.leaves * f.spines)),
-            kLinkOfTrunk);
+      else if (f.leaves && (another_way ? !random.one_in(4) : random.one_in(2)))
+        add(FaultKind::kLinkDown, at, brief, trunk(random, by), kLinkOfTrunk);
       else
         add(FaultKind::kLinkDown, at, random.one_in(8) ? ages : brief,
             static_cast<uint32_t>(random.below(f.hosts)), kLinkOfHost);

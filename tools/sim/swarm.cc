@@ -1,8 +1,8 @@
 #include "tools/sim/swarm.h"
 
 #include <algorithm>
-#include <map>
-#include <set>
+
+#include "tools/sim/swarm_run.h"
 
 namespace millrace::sim {
 
@@ -19,140 +19,7 @@ constexpr Time kFinalMax = seconds(20);
 // Until the CM's records have rested.
 constexpr Time kRestMax = seconds(45);
 
-class Swarm final : private Observer {
- public:
-  Swarm(const Plan& plan, Arena& arena, const Dump& dump)
-      : plan_(plan),
-        dump_(dump),
-        fabric_(plan.fabric),
-        wire_(judges_.violations),
-        books_(judges_.violations),
-        passage_(judges_.violations),
-        lent_(judges_.violations),
-        late_(plan.seed ^ 0x6c617465) {
-    Network& n = fabric_.network();
-    n.add_observer(*this);
-    if (plan_.fabric.tree) wire_.expect_trees();
-    for (uint16_t s = 0; s < fabric_.switches(); s++) {
-      switches_.insert(fabric_.at(s).id());
-      for (const IpAddress& a : fabric_.at(s).config().engine.addresses) {
-        own_[fabric_.at(s).id()].insert(a.bytes);
-        of_switches_.insert(a.bytes);
-      }
-      fabric_.at(s).after_turn = [this, s](uint32_t held) { occupancy(s, held); };
-    }
-    for (uint16_t i = 0; i < fabric_.lenders(); i++) hear_lender(i);
-    for (const GroupPlan& g : plan_.groups) {
-      groups_.push_back(std::make_unique<GroupRun>());
-      groups_.back()->plan = &g;
-      groups_.back()->generations_max = g.generations;
-      for (uint16_t r = 0; r < g.hosts.size(); r++)
-        groups_.back()->members.push_back(
-            std::make_unique<Member>(*groups_.back(), r, fabric_, arena, judges_));
-    }
-    for (const uint16_t h : plan_.eager) {
-      fabric_.host(h).set_eager(true);
-      // By its window a member says which results it has seen: where one that says so too early has lost one
-      // on the wire, nobody sends that again.
-      excuse_host(h);
-      for (const bool v6 : {false, true}) wire_.tolerate(fabric_.host(h).address(v6).bytes);
-    }
-    for (uint16_t h = 0; h < fabric_.hosts(); h++)
-      fabric_.host(h).set_shared_memory([&arena](size_t bytes) { return arena.take(bytes); },
-                                        plan_.fabric.engine.operation_timeout);
-    for (uint16_t h = 0; h < fabric_.hosts(); h++)
-      fabric_.host(h).after_turn = [this, h](Time now) {
-        each([&](GroupRun&, Member& m) {
-          if (m.host() == h) m.step(now);
-        });
-      };
-  }
-
-  RunResult run() {
-    safety();
-    heal();
-    liveness();
-    final_round();
-    epilogue();
-    return result();
-  }
-
- private:
-  void each(const std::function<void(GroupRun&, Member&)>& what) {
-    for (auto& g : groups_)
-      for (auto& m : g->members) what(*g, *m);
-  }
-  bool settled() const {
-    return std::all_of(groups_.begin(), groups_.end(), [](auto& g) { return g->settled(); });
-  }
-  int64_t now_ns() const { return fabric_.now().count(); }
-
-  // The phases.
-  void safety();
-  void heal();
-  void liveness();
-  void final_round();
-  void epilogue();
-  RunResult result();
-
-  void inject(const Fault& fault);
-  void crash(uint16_t host, Time until);
-  void restart(uint16_t host);
-  void excuse_host(uint16_t host);
-  std::vector<uint32_t> together_with(const Fault& f) const;
-  void excuse_switch(uint16_t s);
-  void excuse_impatient(Time without_answer, std::optional<uint16_t> host = {});
-  void excuse_all_through_links();
-  void hash_frame(std::span<const uint8_t> frame);
-  void copy_later(uint32_t node, std::span<const uint8_t> frame);
-  void stand_by();  // lets members come back whose group forms again
-  void occupancy(uint16_t s, uint32_t held);
-  void pause(uint16_t host, Time duration);
-  void check_spillway(uint16_t s);
-  void hear_lender(uint16_t i);
-  void meet_lenders();
-  void send_stream(const StreamPlan& plan, uint32_t number, uint32_t psn);
-  void lender_fault(const Fault& f);
-  void link_fault(const Fault& f);
-  struct Cut {
-    uint32_t times = 0;               // that it is down
-    std::set<check::Address> to;      // whom the switch then does not reach
-    std::optional<uint64_t> drained;  // to the port, when it went down
-  };
-  void set_link(uint32_t link, const Fault& f, bool up);
-  void tell_link(uint16_t s, uint16_t port, bool up);
-  std::set<check::Address> beyond(uint16_t s, const Fault& f) const;
-  void tell_restarted(uint16_t s);
-  void end_leases();
-
-  // Observer.
-  void sent(Time at, uint32_t node, uint32_t link, std::span<const uint8_t> frame, Fate fate) override;
-  void arrived(Time at, uint32_t node, uint32_t link, std::span<const uint8_t> frame) override;
-  static std::optional<check::Address> address(std::span<const uint8_t> frame, bool source);
-
-  const Plan& plan_;
-  std::map<uint16_t, Time> crashed_at_;  // by host: the last time
-  Time switch_back_at_{-1};              // the last time that one was restarted, or went on after long
-  const Dump& dump_;
-  Judges judges_;
-  Fabric fabric_;
-  check::WireCheck wire_;
-  check::BooksCheck books_;
-  check::PassageCheck passage_;
-  check::LenderCheck lent_;
-  std::vector<std::unique_ptr<GroupRun>> groups_;
-  std::set<uint32_t> switches_;
-  std::map<uint32_t, std::set<check::Address>> own_;  // addresses of switches, by node
-  std::set<check::Address> of_switches_, of_lenders_;
-  std::set<uint32_t> lender_nodes_;
-  Time begin_{};                                       // of the plan's time
-  std::map<std::pair<uint16_t, uint16_t>, Cut> cuts_;  // by switch and port
-  std::array<uint64_t, kFaultKinds> injected_{};
-  Random late_;
-  unsigned copies_left_ = 40;
-  bool healed_ = false;
-  Time intact_from_ = kNever;  // whatever was corrupted has arrived by then
-};
+}  // namespace
 
 std::optional<check::Address> Swarm::address(std::span<const uint8_t> f, bool source) {
   check::Address a{};
@@ -202,6 +69,9 @@ void Swarm::sent(Time at, uint32_t node, uint32_t link, std::span<const uint8_t>
     if (plan_.has[static_cast<size_t>(FaultKind::kLateCopy)] && !healed_) copy_later(node, frame);
     return wire_.sent(at.count(), frame, false);
   }
+  // A new boot sends its announcements before it looks at its links.
+  if (down_.contains(link) && restarting_ != node)
+    judges_.violations.add("books", at.count(), "a switch sends to a link that it knows to be down");
   if (own_[node].contains(*source))
     return of_lenders_.contains(*sink) ? wire_.passed(at.count(), frame)
                                        : wire_.sent(at.count(), frame, true);
@@ -271,6 +141,13 @@ void Swarm::excuse_host(uint16_t host) {
         judges_.outcome.excuse(g.number, {check::kMemberLost, check::kUnreachable, check::kLate}, {r});
 }
 
+// The same; nor does it reach a switch that would refuse it.
+void Swarm::excuse_cut_off(uint16_t host) {
+  excuse_host(host);
+  for (const GroupPlan& g : plan_.groups)
+    if (g.refused && g.hosts[0] == host) judges_.outcome.excuse(g.number, {check::kUnreachable}, {});
+}
+
 // A NIC of the model may have used up its retries after a quarter of a second without an answer.
 void Swarm::excuse_impatient(Time without_answer, std::optional<uint16_t> host) {
   if (without_answer < milliseconds(200)) return;
@@ -323,188 +200,6 @@ void Swarm::stand_by() {
   });
 }
 
-void Swarm::check_spillway(uint16_t s) {
-  const auto* spillway = fabric_.at(s).pipeline().buffers()->spillway();
-  if (spillway == nullptr) return;
-  const buffering::SpillCounters c = spillway->counters();
-  const buffering::Amount lost = c.lost_in_all();
-  const std::string who = "switch " + std::to_string(s);
-  books_.spilled(now_ns(), who,
-                 {c.spilled.packets, c.drained.packets, c.rerouted.packets, c.resident.packets, lost.packets,
-                  UINT64_MAX});
-  books_.spilled(now_ns(), who,
-                 {c.spilled.bytes, c.drained.bytes, c.rerouted.bytes, c.resident.bytes, lost.bytes,
-                  fabric_.at(s).config().buffers->spillway.pool_size});
-  books_.reserved(now_ns(), who + "'s store", spillway->store().used(), spillway->store().size());
-  for (const auto& [where, cut] : cuts_)
-    if (where.first == s && cut.times > 0 && cut.drained)
-      books_.sent_down(now_ns(), who, *cut.drained, spillway->counters(where.second).drained.packets);
-}
-
-// --- lenders, streams, links ---
-
-void Swarm::hear_lender(uint16_t i) {
-  LenderNode& lender = fabric_.lender(i);
-  lender_nodes_.insert(lender.id());
-  of_lenders_.insert(lender.address().bytes);
-  lender.tell = [this, i](const LeaseEvent& e) {
-    using Kind = LeaseEvent::Kind;
-    if (e.kind == Kind::kBegun) lent_.begun(i, e.lease, e.address, e.bytes);
-    if (e.kind == Kind::kWritten) lent_.written(now_ns(), i, e.lease, e.address, e.bytes);
-    if (e.kind == Kind::kRead) lent_.read(now_ns(), i, e.lease, e.address, e.bytes);
-    if (e.kind == Kind::kWrong) lent_.wrong(now_ns(), i, e.text);
-    if (e.kind == Kind::kEnded) lent_.ended(i, e.lease);
-  };
-}
-
-// A first REQ may have to wait for neighbours to be asked, and for its turn to be sent again.
-void Swarm::meet_lenders() {
-  if (fabric_.lenders() == 0) return;
-  const auto all = [&] {
-    for (uint16_t s = 0; s < fabric_.switches(); s++) {
-      const buffering::RemoteStore* remote = fabric_.at(s).pipeline().remote();
-      for (size_t i = 0; remote != nullptr && i < remote->lenders(); i++)
-        if (remote->status(i).state != buffering::LenderStatus::State::kConnected) return false;
-    }
-    return true;
-  };
-  for (uint16_t s = 0; s < fabric_.switches(); s++) fabric_.network().touch(fabric_.at(s));
-  const Time patience = seconds(5);
-  if (!fabric_.network().run(all, patience))
-    judges_.violations.add("lender", now_ns(), "a switch has not got its leases within five seconds");
-  begin_ = fabric_.now();
-}
-
-void Swarm::send_stream(const StreamPlan& s, uint32_t number, uint32_t psn) {
-  Network& n = fabric_.network();
-  if (healed_ || n.now() > begin_ + s.at + s.length) return;
-  const bool near = !fabric_.routed() || fabric_.leaf_of(s.from) == fabric_.leaf_of(s.to);
-  NicPacket p;
-  p.to_mac = near ? Fabric::host_mac(s.to) : fabric_.at(fabric_.leaf_of(s.from)).config().engine.mac;
-  p.from_mac = Fabric::host_mac(s.from);
-  p.to = fabric_.host(s.to).address(s.v6), p.from = fabric_.host(s.from).address(s.v6);
-  p.udp_port = static_cast<uint16_t>(0xC000 + number);
-  p.traffic_class = s.traffic_class;
-  // Now and then an acknowledgement, which must stay in order with the rest.
-  p.opcode = psn % 8 == 7 ? kOpAck : kOpSendMiddle;
-  p.qpn = 0xABC000 + number;
-  p.psn = psn & 0xFFFFFF;
-  std::vector<uint8_t> data(p.opcode == kOpAck ? 0 : s.payload, static_cast<uint8_t>(psn));
-  p.payload = data;
-  const auto frame = make_frame(p);
-  injected_[static_cast<size_t>(FaultKind::kPassersBy)]++;
-  n.send(fabric_.host(s.from), 0, frame);
-  const auto gap = static_cast<int64_t>(static_cast<double>(frame.size() + kEthernetOverhead) * 8 / s.gbit);
-  n.at(n.now() + Time(gap), [this, &s, number, psn] { send_stream(s, number, psn + 1); });
-}
-
-void Swarm::lender_fault(const Fault& f) {
-  LenderNode& lender = fabric_.lender(static_cast<uint16_t>(f.target));
-  if (lender.gone()) {
-    injected_[static_cast<size_t>(f.kind)]--;
-    return;
-  }
-  if (f.kind == FaultKind::kLenderDeath)
-    lender.die();
-  else
-    f.rank == 0 ? lender.end() : lender.revoke();
-  fabric_.network().at(fabric_.now() + f.duration, [this, &lender] {
-    if (lender.gone()) lender.restart(late_.next());
-  });
-}
-
-// Whom switch `s` reaches by the link that the fault is about; some may have another way.
-std::set<check::Address> Swarm::beyond(uint16_t s, const Fault& f) const {
-  std::set<check::Address> to;
-  auto host = [&](uint16_t h) {
-    for (const bool v6 : {false, true}) to.insert(fabric_.host(h).address(v6).bytes);
-  };
-  const auto target = static_cast<uint16_t>(f.target);
-  if (f.rank == kLinkOfHost) host(target);
-  if (f.rank != kLinkOfTrunk) return to;
-  const uint16_t leaf = target / plan_.fabric.spines;
-  for (uint16_t h = 0; h < fabric_.hosts(); h++)
-    if ((fabric_.leaf_of(h) == leaf) != (s == leaf)) host(h);
-  for (uint16_t other = 0; other < fabric_.switches(); other++)
-    if (other != s && (s == leaf || other == leaf))
-      for (const IpAddress& a : fabric_.at(other).config().engine.addresses) to.insert(a.bytes);
-  return to;
-}
-
-void Swarm::link_fault(const Fault& f) {
-  const auto target = static_cast<uint16_t>(f.target);
-  const uint32_t link = f.rank == kLinkOfHost    ? fabric_.uplink(target)
-                        : f.rank == kLinkOfTrunk ? 2 * (fabric_.hosts() + f.target)
-                                                 : fabric_.lender_link(target);
-  if (f.rank == kLinkOfHost && f.duration >= seconds(2)) excuse_host(target);
-  if (f.rank == kLinkOfHost) excuse_impatient(f.duration, target);
-  if (f.rank == kLinkOfTrunk) excuse_impatient(f.duration);
-  set_link(link, f, false);
-  fabric_.network().at(fabric_.now() + f.duration, [this, link, &f] {
-    if (!healed_) set_link(link, f, true);
-  });
-}
-
-void Swarm::set_link(uint32_t link, const Fault& f, bool up) {
-  Network& n = fabric_.network();
-  n.set_down(link, !up), n.set_down(link + 1, !up);
-  for (uint16_t s = 0; s < fabric_.switches(); s++) {
-    const SwitchNode& node = fabric_.at(s);
-    for (uint16_t port = 0; port < node.config().ports; port++) {
-      if (n.link_of(node, port) / 2 != link / 2) continue;
-      cuts_[{s, port}].to = beyond(s, f);
-      tell_link(s, port, up);
-    }
-  }
-}
-
-// A switch that stands still is told when it goes on.
-void Swarm::tell_link(uint16_t s, uint16_t port, bool up) {
-  Network& n = fabric_.network();
-  SwitchNode& node = fabric_.at(s);
-  if (n.stalled(node))
-    return n.at(n.now() + milliseconds(1), [this, s, port, up] { tell_link(s, port, up); });
-  Cut& cut = cuts_[{s, port}];
-  if (up && cut.times == 0) return;
-  cut.times = up ? cut.times - 1 : cut.times + 1;
-  if (!up) wire_.link_down(now_ns(), own_[node.id()], cut.to);
-  node.act(
-      [&](switching::Pipeline& p, Time now, FrameList& out) { p.set_link(port, cut.times == 0, now, out); });
-  if (up) wire_.link_up(now_ns(), own_[node.id()], cut.to);
-  const auto* buffers = node.pipeline().buffers();
-  if (!up && cut.times == 1 && buffers != nullptr && buffers->spillway() != nullptr)
-    cut.drained = buffers->spillway()->counters(port).drained.packets;
-  if (!up && node.pipeline().remote() != nullptr) passage_.detour(node.id());
-}
-
-// A new boot sees its links as they are.
-void Swarm::tell_restarted(uint16_t s) {
-  for (auto& [where, cut] : cuts_) {
-    if (where.first != s || cut.times == 0) continue;
-    cut.drained = 0;
-    fabric_.at(s).act([port = where.second](switching::Pipeline& p, Time now, FrameList& out) {
-      p.set_link(port, false, now, out);
-    });
-  }
-}
-
-// IEEE 802.1Qbb: every priority, for as long as said at the port's speed.
-void Swarm::pause(uint16_t host, Time duration) {
-  std::vector<uint8_t> f(60, 0);
-  const uint8_t head[] = {0x01, 0x80, 0xC2, 0x00, 0x00, 0x01};
-  std::copy_n(head, 6, f.begin());
-  const MacAddress mac = Fabric::host_mac(host);
-  std::copy_n(mac.bytes.begin(), 6, f.begin() + 6);
-  f[12] = 0x88, f[13] = 0x08, f[14] = 0x01, f[15] = 0x01, f[17] = 0xFF;
-  const auto& port = plan_.fabric.buffers->ports.at(0);
-  const auto bps = static_cast<double>(port.rate_bps != 0 ? port.rate_bps : port.speed_bps);
-  const auto quanta =
-      static_cast<uint32_t>(std::min(65535.0, static_cast<double>(duration.count()) * bps / 512e9 + 1));
-  for (size_t i = 0; i < 8; i++)
-    f[18 + 2 * i] = static_cast<uint8_t>(quanta >> 8), f[19 + 2 * i] = static_cast<uint8_t>(quanta);
-  fabric_.network().send(fabric_.host(host), 0, f);
-}
-
 void Swarm::inject(const Fault& f) {
   Network& n = fabric_.network();
   injected_[static_cast<size_t>(f.kind)]++;
@@ -521,7 +216,9 @@ void Swarm::inject(const Fault& f) {
     case FaultKind::kSwitchNewMac:
       excuse_switch(sw);
       switch_back_at_ = n.now();
+      restarting_ = fabric_.at(sw).id();
       fabric_.restart_switch(sw, f.kind == FaultKind::kSwitchNewMac);
+      restarting_.reset();
       return tell_restarted(sw);
     case FaultKind::kLenderDeath:
     case FaultKind::kLenderEnd:
@@ -531,7 +228,7 @@ void Swarm::inject(const Fault& f) {
     case FaultKind::kPause:
       return pause(host, f.duration);
     case FaultKind::kOutage:
-      excuse_host(host);
+      excuse_cut_off(host);
       [[fallthrough]];
     case FaultKind::kFlap:
     case FaultKind::kTrunkFlap: {
@@ -670,26 +367,6 @@ void Swarm::final_round() {
     judges_.violations.add("liveness", now_ns(), "the last round, without faults, did not come to its end");
 }
 
-// The switches end as an administrator ends them: each gives back what it was lent.
-void Swarm::end_leases() {
-  if (fabric_.lenders() == 0) return;
-  Network& n = fabric_.network();
-  for (uint16_t s = 0; s < fabric_.switches(); s++)
-    fabric_.at(s).act([](switching::Pipeline& p, Time now, FrameList& out) { p.shutdown(now, out); });
-  const auto over = [&] {
-    for (uint16_t s = 0; s < fabric_.switches(); s++)
-      if (!fabric_.at(s).pipeline().drained()) return false;
-    for (uint16_t i = 0; i < fabric_.lenders(); i++)
-      if (fabric_.lender(i).model().leases() != 0) return false;
-    return true;
-  };
-  n.run(over, seconds(5));
-  for (uint16_t s = 0; s < fabric_.switches(); s++)
-    books_.left(now_ns(), "switch " + std::to_string(s) + " leases", !fabric_.at(s).pipeline().drained());
-  for (uint16_t i = 0; i < fabric_.lenders(); i++)
-    books_.left(now_ns(), "lender " + std::to_string(i) + " leases", fabric_.lender(i).model().leases());
-}
-
 void Swarm::epilogue() {
   Network& n = fabric_.network();
   auto over = [&] {
@@ -792,8 +469,6 @@ RunResult Swarm::result() {
   s.virtual_time = n.now();
   return r;
 }
-
-}  // namespace
 
 void SwarmStats::add(const SwarmStats& o) {
   runs += o.runs, operations_ok += o.operations_ok, operations_failed += o.operations_failed;

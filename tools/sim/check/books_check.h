@@ -51,6 +51,14 @@ class BooksCheck {
           "books", at_ns,
           who + " has drained " + std::to_string(now - before) + " packets to a link that is down");
   }
+  // What the spillway still keeps for a port whose link has been down for that long, and may need to give it
+  // up.
+  void kept_down(int64_t at_ns, const std::string& who, uint64_t packets, int64_t down_ns,
+                 int64_t patience_ns) {
+    if (packets != 0 && down_ns > patience_ns)
+      violations_.add("books", at_ns,
+                      who + " keeps " + std::to_string(packets) + " packets for a link that is down");
+  }
   uint64_t frames_peak() const { return frames_peak_; }
 
  private:

@@ -4,6 +4,7 @@
 // missing; a copy may leave as often as it came.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -52,12 +53,14 @@ class PassageCheck {
           "switch node " + std::to_string(node) +
               " passes on out of order, twice, or with another mark: " + describe_packet(frame));
     last = best;
-    if (f.waiting.size() > 20000)
-      std::erase_if(f.waiting, [&](const auto& entry) { return entry.second.number + 200000 < arrivals_; });
+    if (f.waiting.size() <= f.sweep_at) return;
+    std::erase_if(f.waiting, [&](const auto& entry) { return entry.second.number + 200000 < arrivals_; });
+    f.sweep_at = std::max(kSweepAt, 2 * f.waiting.size());
   }
   uint64_t passed() const { return passed_; }
 
  private:
+  static constexpr size_t kSweepAt = 20000;
   struct Came {
     uint64_t number;
     uint8_t ecn;
@@ -65,6 +68,7 @@ class PassageCheck {
   struct Flow {
     std::multimap<uint64_t, Came> waiting;  // by identity
     std::map<uint32_t, uint64_t> last;      // number of what has left, by link
+    size_t sweep_at = kSweepAt;
   };
   using Key = std::tuple<uint32_t, Address, Address, uint32_t>;
   Flow& flow(uint32_t node, const WirePacket& p) { return flows_[{node, p.src, p.dst, p.dest_qp}]; }
