@@ -212,7 +212,9 @@ class World {
     const uint64_t before = store->used();
     const bool taken = store->write(id, f, now);
     FUZZ_CHECK(taken == !f, "a frame is whose it should not be");
-    FUZZ_CHECK(store->used() == before + (taken ? kSlot : 0));
+    const uint64_t more_used = store->used() - before;
+    FUZZ_CHECK(more_used == 0 || (taken && more_used == kSlot), "a slot of its own, or another's");
+    FUZZ_CHECK(taken ? store->used() > 0 : more_used == 0);
     FUZZ_CHECK(!taken || bytes <= kSlot);
     if (taken) kept[id] = std::move(copy), written++;
     settle();

@@ -22,7 +22,7 @@ using std::chrono::seconds;
 // What is said of doings in a lease of 40,000 bytes at 1,000,000.
 std::string judge(const std::function<void(LenderCheck&)>& doings) {
   Violations v;
-  LenderCheck check(v);
+  LenderCheck check(v, 4224);
   check.begun(2, 7, 1'000'000, 40'000);
   doings(check);
   return v.count() == 0 ? "" : v.texts().front();
@@ -32,17 +32,20 @@ TEST(LenderCheck, SlotsWrittenReadAndUsedAgainAreFine) {
   EXPECT_EQ(judge([](LenderCheck& c) {
               c.written(0, 2, 7, 1'000'000, 1098);
               c.written(0, 2, 7, 1'004'224, 4200);
-              EXPECT_EQ(c.kept(2), 2u);
               c.read(0, 2, 7, 1'000'000, 1098);
-              EXPECT_EQ(c.kept(2), 1u);
               c.written(0, 2, 7, 1'000'000, 60);
               c.read(0, 2, 7, 1'000'000, 60);
               c.written(0, 2, 7, 1'004'224, 64);  // of a packet that was given up
               c.read(0, 2, 7, 1'004'224, 64);
+              // Three packets of 500 bytes in one slot, of which 100 of the first stay: the outer two are
+              // wanted, then the one between, which came with them.
+              c.written(0, 2, 7, 1'008'548, 1400);
+              c.read(0, 2, 7, 1'008'548, 1400);
+              c.read(0, 2, 7, 1'008'948, 500);
               c.ended(2, 7);
               c.begun(2, 8, 1'000'000, 40'000);
-              EXPECT_EQ(c.writes(), 4u);
-              EXPECT_EQ(c.reads(), 3u);
+              EXPECT_EQ(c.writes(), 5u);
+              EXPECT_EQ(c.reads(), 5u);
             }),
             "");
 }
@@ -52,14 +55,25 @@ TEST(LenderCheck, WhatAHonestBorrowerDoesNotDoIsSeen) {
   const std::pair<const char*, std::function<void(LenderCheck&)>> wrongs[] = {
       {"outside of the lease", [](LenderCheck& c) { c.written(0, 2, 7, 999'999, 10); }},
       {"outside of the lease", [](LenderCheck& c) { c.written(0, 2, 7, 1'039'000, 1001); }},
-      {"into the slot of another", [](LenderCheck& c) { c.written(0, 2, 7, 1'004'000, 300); }},
-      {"within the slot of another", [](LenderCheck& c) { c.written(0, 2, 7, 1'005'000, 300); }},
+      {"into the next slot", [](LenderCheck& c) { c.written(0, 2, 7, 1'004'224, 4225); }},
+      {"within a slot", [](LenderCheck& c) { c.written(0, 2, 7, 1'004'353, 300); }},
       {"never written", [](LenderCheck& c) { c.read(0, 2, 7, 1'000'000, 1098); }},
-      {"as it was written", [](LenderCheck& c) { c.read(0, 2, 7, 1'004'224, 1097); }},
+      {"than was written", [](LenderCheck& c) { c.read(0, 2, 7, 1'004'224, 1099); }},
+      {"than was written", [](LenderCheck& c) { c.read(0, 2, 7, 1'004'224, 0); }},
       {"read twice",
        [](LenderCheck& c) {
          c.read(0, 2, 7, 1'004'224, 1098);
          c.read(0, 2, 7, 1'004'224, 1098);
+       }},
+      {"read twice",
+       [](LenderCheck& c) {
+         c.read(0, 2, 7, 1'004'224, 1098);
+         c.read(0, 2, 7, 1'004'224, 500);
+       }},
+      {"read twice",
+       [](LenderCheck& c) {
+         c.read(0, 2, 7, 1'004'224, 1098);
+         c.read(0, 2, 7, 1'004'500, 822);
        }},
       {"a lease that is over",
        [](LenderCheck& c) {

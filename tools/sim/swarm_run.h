@@ -17,7 +17,7 @@ class Swarm final : private Observer {
         wire_(judges_.violations),
         books_(judges_.violations),
         passage_(judges_.violations),
-        lent_(judges_.violations),
+        lent_(judges_.violations, plan.fabric.remote.slot_bytes),
         late_(plan.seed ^ 0x6c617465) {
     Network& n = fabric_.network();
     n.add_observer(*this);

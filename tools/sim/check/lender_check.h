@@ -1,10 +1,12 @@
-// What a borrower does with the memory that it has been lent, as the lender sees it take effect: it keeps
-// packets in slots that do not overlap, reads each back once, whole, and never what it has not written; and
-// it comes for nothing after its lease.
+// What a borrower does with the memory that it has been lent, as the lender sees it take effect: it writes
+// within slots, reads back what it has written there last and nothing else, no packet twice, and it comes for
+// nothing after its lease. Packets may share a slot and its WRITE; a READ brings some of them, from the first
+// that is wanted to the last.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include "tools/sim/check/violations.h"
@@ -13,7 +15,9 @@ namespace millrace::sim::check {
 
 class LenderCheck {
  public:
-  explicit LenderCheck(Violations& violations) : violations_(violations) {}
+  // Slots, of so many bytes, follow each other from where a lease begins.
+  LenderCheck(Violations& violations, uint64_t slot_bytes)
+      : violations_(violations), slot_bytes_(slot_bytes) {}
 
   // A lease of one lender (`who`), by a number that this lender uses once.
   void begun(uint32_t lender, uint64_t lease, uint64_t address, uint64_t bytes) {
@@ -24,44 +28,38 @@ class LenderCheck {
     if (l == nullptr) return;
     writes_++;
     if (address < l->address || bytes > l->bytes || address - l->address > l->bytes - bytes)
-      accuse(at_ns, lender, "a packet is kept outside of the lease");
-    // A packet that was given up leaves no trace here: its slot may be written again, but as a whole slot.
-    const auto next = l->slots.lower_bound(address + 1);
-    if (next != l->slots.end() && next->first < address + bytes)
-      accuse(at_ns, lender, "a packet reaches into the slot of another");
-    if (next != l->slots.begin()) {
-      const auto before = std::prev(next);
-      if (before->first < address && before->first + before->second.bytes > address)
-        accuse(at_ns, lender, "a packet begins within the slot of another");
-    }
-    l->slots[address] = {bytes, false};
+      return accuse(at_ns, lender, "a packet is kept outside of the lease");
+    const uint64_t slot = (address - l->address) / slot_bytes_;
+    const uint64_t into = (address - l->address) % slot_bytes_;
+    if (into > kHeadMax) accuse(at_ns, lender, "a packet begins within a slot");
+    if (into + bytes > slot_bytes_) accuse(at_ns, lender, "a packet reaches into the next slot");
+    // What was there has been read, or given up, which leaves no trace here.
+    l->slots[slot] = {address, address + bytes, {}, {}};
   }
   void read(int64_t at_ns, uint32_t lender, uint64_t lease, uint64_t address, uint64_t bytes) {
     Lease* l = find(at_ns, lender, lease);
     if (l == nullptr) return;
     reads_++;
-    const auto slot = l->slots.find(address);
-    if (slot == l->slots.end()) return accuse(at_ns, lender, "what was never written is read");
-    if (slot->second.bytes != bytes) accuse(at_ns, lender, "a packet is not read as it was written");
-    if (slot->second.read) accuse(at_ns, lender, "a packet is read twice");
-    slot->second.read = true;
+    const auto found = l->slots.find((address - l->address) / slot_bytes_);
+    if (found == l->slots.end()) return accuse(at_ns, lender, "what was never written is read");
+    Slot& s = found->second;
+    const uint64_t end = address + bytes;
+    if (address < s.begin || end > s.end || bytes == 0)
+      return accuse(at_ns, lender, "more is read than was written");
+    // The first packet of a READ and its last are wanted; others may only lie between.
+    if (!s.begins.insert(address).second || !s.ends.insert(end).second)
+      accuse(at_ns, lender, "a packet is read twice");
   }
   void ended(uint32_t lender, uint64_t lease) { leases_.erase({lender, lease}); }
   void wrong(int64_t at_ns, uint32_t lender, const std::string& what) { accuse(at_ns, lender, what); }
-  // Packets written and not read back; those that were given up count.
-  uint64_t kept(uint32_t lender) const {
-    uint64_t n = 0;
-    for (const auto& [key, l] : leases_)
-      for (const auto& [address, slot] : l.slots) n += key.first == lender && !slot.read;
-    return n;
-  }
   uint64_t writes() const { return writes_; }
   uint64_t reads() const { return reads_; }
 
  private:
+  static constexpr uint64_t kHeadMax = 128;  // of a packet, which stay with the borrower
   struct Slot {
-    uint64_t bytes;
-    bool read;
+    uint64_t begin, end;              // what was written there last
+    std::set<uint64_t> begins, ends;  // of READs since
   };
   struct Lease {
     uint64_t address = 0, bytes = 0;
@@ -78,6 +76,7 @@ class LenderCheck {
   }
 
   Violations& violations_;
+  uint64_t slot_bytes_;
   std::map<std::pair<uint32_t, uint64_t>, Lease> leases_;
   uint64_t writes_ = 0, reads_ = 0;
 };
