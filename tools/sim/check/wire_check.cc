@@ -14,8 +14,9 @@ constexpr size_t kMadHeader = 24;
 constexpr int64_t kTerminalTurn_ns = 1000000;  // in which a terminal message must go down every queue pair
 // The same where CNPs keep packets back until what is under way is acknowledged, perhaps sent again.
 constexpr int64_t kCongestedTurn_ns = 1000000000;
-constexpr int64_t kRnr_ns = 10000000;       // the longest that a NIC here asks for, and a repeat
-constexpr int64_t kLinger_ns = 2000000000;  // for which what has ended is kept for repeats
+constexpr int64_t kRnr_ns = 10000000;        // the longest that a NIC here asks for, and a repeat
+constexpr int64_t kLongCut_ns = 1000000000;  // after which a switch repeats itself rarely
+constexpr int64_t kLinger_ns = 2000000000;   // for which what has ended is kept for repeats
 
 uint32_t distance(uint32_t psn, uint32_t from) { return (psn - from) & 0xFFFFFF; }
 
@@ -572,11 +573,12 @@ void WireCheck::finish(int64_t at_ns, bool blocked, bool congestion) {
         if (!c->terminal && from > g.terminal_at + kLinger_ns) continue;
         from = std::min(from, g.terminal_at + kLinger_ns);
       }
-      // It may have been made while the link was down; it is repeated for as long as the switch lingers.
+      // It may have been made while the link was down; it is repeated for as long as the switch lingers, but
+      // after a long silence so rarely that none of the repeats need fall behind it.
       const Stream& s = c->from_switch;
       const int64_t up_at = s.up_at >= s.down_at ? s.up_at : INT64_MAX, lingers = g.terminal_at + kLinger_ns;
       if (s.down_at <= lingers && up_at >= g.terminal_at) {
-        if (!c->terminal && up_at > lingers - turn_ns) continue;
+        if (!c->terminal && (up_at > lingers - turn_ns || up_at - s.down_at >= kLongCut_ns)) continue;
         from = std::max(from, std::min(up_at, lingers));
       }
       if (!c->terminal || c->terminal_at > from + turn_ns)
