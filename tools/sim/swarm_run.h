@@ -138,8 +138,9 @@ class Swarm final : private Observer {
   std::set<uint32_t> lender_nodes_;
   Time begin_{};                                       // of the plan's time
   std::map<std::pair<uint16_t, uint16_t>, Cut> cuts_;  // by switch and port
-  std::optional<uint32_t> restarting_;                 // node
-  std::set<uint32_t> down_;  // links by which a switch with queues has to send nothing
+  std::map<uint16_t, Time> awake_from_;  // by switch: the end of the last time that it stood still
+  std::optional<uint32_t> restarting_;   // node
+  std::set<uint32_t> down_;              // links by which a switch with queues has to send nothing
   std::array<uint64_t, kFaultKinds> injected_{};
   Random late_;
   unsigned copies_left_ = 40;
