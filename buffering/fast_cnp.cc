@@ -195,8 +195,9 @@ void FastCnp::tell(const Notice& n, Time now, SpillCounters& counters, FrameList
   Time& told = r.told[to_active ? 1 : 0];
   if (told != kNeverTold && now - told < interval_) return counters.suppressed(CnpSuppressed::kInterval);
   roce::Path path;
-  path.src_mac = n.src_mac == mac_ ? mac_ : n.dst_mac;
-  path.dst_mac = n.src_mac;
+  const bool routed = n.src_mac == mac_;
+  path.src_mac = routed ? mac_ : n.dst_mac;
+  path.dst_mac = routed ? MacAddress{} : n.src_mac;
   path.src_ip = n.destination, path.dst_ip = n.source;
   path.tos = tos_;
   path.has_vlan = n.has_vlan;

@@ -43,8 +43,8 @@ class FastCnp {
     bool has_vlan = false;
   };
   static Notice notice(const Frame& frame, const Look& l) noexcept;
-  // Sends a CNP to its source, or counts why not. A frame whose source MAC address is the switch's own is to
-  // be routed, any other bridged.
+  // Sends a CNP to its source, or counts why not. Of a packet whose source MAC address is the switch's own,
+  // it is to be routed, and addressed to no MAC; of any other, to be bridged.
   void tell(const Notice& n, Time now, SpillCounters& counters, FrameList& out) noexcept;
 
   uint32_t connections() const { return lists_[1].size; }

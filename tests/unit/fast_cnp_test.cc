@@ -6,6 +6,7 @@
 
 #include "buffering/local_store.h"
 #include "buffering/traffic_manager.h"
+#include "tests/unit/switch_fabric.h"
 #include "tools/sim/nic_cm.h"
 #include "tools/sim/nic_wire.h"
 
@@ -158,6 +159,7 @@ TEST_F(FastCnpTest, OfWhatWasRoutedItComesFromTheSwitchsMac) {
   d.from_mac = kMac;
   EXPECT_EQ(told(cnp, d), a.qpn);
   EXPECT_EQ(cnp_read.from_mac, kMac);
+  EXPECT_EQ(cnp_read.to_mac, MacAddress{});
 }
 
 TEST_F(FastCnpTest, OnceInItsIntervalForEachFlow) {
@@ -403,6 +405,68 @@ TEST_F(FastCnpAtAPort, OffItLearnsAndSendsNothing) {
   EXPECT_GT(tm->spillway()->counters().spilled.packets, 0u);
   EXPECT_EQ(cnps(), 0u);
   EXPECT_EQ(tm->spillway()->fast_cnp(), nullptr);
+}
+
+// What was routed: the CNP goes by the route to its source, with the MAC addresses of that way; what was
+// bridged beside it keeps those of the two hosts.
+class FastCnpOfASwitch : public FastCnpAtAPort {
+ protected:
+  void start(bool routed) {
+    using switching::test::on;
+    switching::PipelineConfig c;
+    c.ports = 2;
+    c.engine.mac = kMac;
+    c.engine.addresses = {*IpAddress::parse("10.78.0.100"), *IpAddress::parse("10.77.0.100")};
+    if (routed) c.routing.interfaces = {on(0, "10.78.0.100/24"), on(1, "10.77.0.100/24")};
+    // A route to 10.78.0.1 that would lead astray what is bridged.
+    if (!routed) c.routing.interfaces = {on(switching::kBridge, "10.77.0.100/24")};
+    if (!routed) c.routing.routes = {switching::test::route("10.78.0.0/24", {"10.77.0.9"})};
+    c.buffers = config;
+    pipeline = std::make_unique<switching::Pipeline>(c, pool);
+    for (const auto& [side, port] : {std::pair{&a, 0}, {&p, 1}})
+      feed(switching::test::arp(1, side->mac, side->address, {},
+                                c.engine.addresses[static_cast<size_t>(port)], kBroadcastMac),
+           static_cast<uint16_t>(port));
+  }
+  void feed(const std::vector<uint8_t>& bytes, uint16_t port) {
+    FrameList in;
+    Frame f = frame_of(bytes);
+    f.set_port(port);
+    in.push(std::move(f));
+    pipeline->process(in, now, out);
+  }
+  void congest(MacAddress to_a, MacAddress to_p) {
+    Side far = a, near = p;
+    far.mac = to_a, near.mac = to_p;
+    feed(mad(a, near, CmKind::kReq, a.id, 0, a.qpn), 0);
+    feed(mad(p, far, CmKind::kRep, p.id, a.id, p.qpn), 1);
+    out.clear();
+    for (int i = 0; i < 9; i++) feed(sim::make_frame(data(a, near)), 0);
+    int cnps = 0;
+    while (Frame f = out.pop()) {
+      last.assign(f.bytes().begin(), f.bytes().end());
+      if (sim::read_frame(last, cnp_read) != sim::Reading::kGood || cnp_read.opcode != sim::kOpCnp) continue;
+      cnps++;
+      EXPECT_EQ(f.port(), 0);
+      EXPECT_EQ(cnp_read.qpn, a.qpn);
+      EXPECT_EQ(cnp_read.from, p.address);
+      EXPECT_EQ(cnp_read.to, a.address);
+      EXPECT_EQ(cnp_read.to_mac, a.mac);
+      EXPECT_EQ(cnp_read.from_mac, to_p);
+    }
+    EXPECT_EQ(cnps, 1);
+  }
+  std::unique_ptr<switching::Pipeline> pipeline;
+};
+
+TEST_F(FastCnpOfASwitch, ThatRoutesTheCnpIsRouted) {
+  start(true);
+  congest(kMac, kMac);
+}
+
+TEST_F(FastCnpOfASwitch, ThatBridgesTheCnpIsBridgedWhateverItsRoutes) {
+  start(false);
+  congest(a.mac, p.mac);
 }
 
 }  // namespace
