@@ -372,6 +372,44 @@ TEST(TrafficManager, APauseStopsItsPriorityOnlyAndRunsOut) {
   EXPECT_EQ(rig.take(), (std::map<int, int>{{3, 1}}));
 }
 
+// The watchdog looks four times in its detection time, no more often; what is stuck for that time is dropped,
+// and the queue is open again after as long a calm as its restoration time.
+TEST(TrafficManager, TheWatchdogLooksAtItsTimesAndNotAllTheTime) {
+  Rig rig;
+  rig.config.watchdog.detection = milliseconds(200), rig.config.watchdog.restoration = milliseconds(100);
+  rig.port(1).pfc[3] = true, rig.port(1).watchdog = true;
+  rig.port(1).speed_bps = 1'000'000'000;
+  rig.make();
+  rig.tm->hear_pause(rig.pause(3, 0xFFFF), 1, Time{});
+  rig.send(3, 1, 0, Time{});
+  Time now{}, dropped = kNever;
+  int polls = 0;
+  for (int i = 1; i <= 30; i++) {  // a pause of 33.6 ms every 20 ms, for 600 ms
+    for (; rig.tm->next_deadline() < milliseconds(20 * i) && polls < 1000; polls++) {
+      now = std::max(now, rig.tm->next_deadline());
+      rig.tm->poll(now, rig.out);
+      if (dropped == kNever && rig.dropped(1, 3, QueueDrop::kWatchdog) > 0) dropped = now;
+    }
+    now = milliseconds(20 * i);
+    rig.tm->hear_pause(rig.pause(3, 0xFFFF), 1, now);
+  }
+  EXPECT_TRUE(rig.out.empty());
+  EXPECT_GE(dropped, milliseconds(200));
+  EXPECT_LE(dropped, milliseconds(300));
+  EXPECT_EQ(rig.dropped(1, 3, QueueDrop::kWatchdog), 1u);
+  EXPECT_GE(polls, 11);  // 600 ms / 50 ms
+  EXPECT_LE(polls, 60);
+  // Closed as long as pauses come and 100 ms more.
+  rig.send(3, 1, 0, now);
+  EXPECT_EQ(rig.dropped(1, 3, QueueDrop::kWatchdog), 2u);
+  for (polls = 0; rig.tm->next_deadline() < milliseconds(850) && polls < 1000; polls++)
+    rig.tm->poll(now = std::max(now, rig.tm->next_deadline()), rig.out);
+  EXPECT_LE(polls, 20);
+  EXPECT_EQ(rig.tm->next_deadline(), kNever) << "nothing is left to watch";
+  rig.send(3, 1, 0, milliseconds(850));
+  EXPECT_EQ(rig.take(), (std::map<int, int>{{3, 1}}));
+}
+
 TEST(TrafficManager, OtherFramesAreNoPauses) {
   Rig rig;
   rig.port(1).pfc.set();
