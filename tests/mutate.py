@@ -23,7 +23,6 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOMS = ("roce", "aggregation", "buffering")
 PROGRAMS = ("unit_tests", "vector_tests", "sim_tests", "fuzz_smoke")  # in the order of their speed
-TIMEOUT_S = 240
 
 # (what, by what), on lines without comment and string; clang-format puts blanks around binary operators.
 SWAPS = [(r" < ", " <= "), (r" <= ", " < "), (r" > ", " >= "), (r" >= ", " > "), (r" == ", " != "), (r" != ", " == "),
@@ -112,12 +111,13 @@ class Tree:
                     digest.update(file.read())
         return digest.hexdigest()
 
-    def noticed_by(self, programs):
+    def noticed_by(self, programs, skip, timeout_s):
         """The program that failed, or None."""
         for program in programs:
             try:
-                code = subprocess.run([os.path.join(self.build, "tests", program), "--gtest_brief=1"],
-                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S).returncode
+                code = subprocess.run([os.path.join(self.build, "tests", program), "--gtest_brief=1",
+                                       "--gtest_fail_fast", "--gtest_filter=-" + skip], stdout=subprocess.DEVNULL,
+                                      stderr=subprocess.DEVNULL, timeout=timeout_s).returncode
             except subprocess.TimeoutExpired:
                 return program + " (hung)"
             if code != 0:
@@ -133,6 +133,8 @@ def main():
     parser.add_argument("--rooms", default=",".join(ROOMS), help="where to change something (default %(default)s)")
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="which suites are asked, in this order (default "
                         "%(default)s)")
+    parser.add_argument("--skip", default="", help="tests left out: patterns of gtest, between colons")
+    parser.add_argument("--timeout", type=int, default=240, help="seconds after which a suite hangs (default %(default)s)")
     options = parser.parse_args()
     rooms, programs = options.rooms.split(","), options.programs.split(",")
     for given, known in ((rooms, ROOMS), (programs, PROGRAMS)):
@@ -141,7 +143,7 @@ def main():
     tree = Tree(options.work)
     if not tree.make(programs):
         sys.exit("mutate: the tree does not build")
-    if by := tree.noticed_by(programs):
+    if by := tree.noticed_by(programs, options.skip, options.timeout):
         sys.exit(f"mutate: {by} fails without any change")
     original = tree.objects()
 
@@ -173,12 +175,12 @@ def main():
             if not tree.make(programs[:1]):
                 skipped += 1
                 continue
-            by = tree.noticed_by(programs[:1])
+            by = tree.noticed_by(programs[:1], options.skip, options.timeout)
             if not by:
                 if not tree.make(programs) or tree.objects() == original:
                     skipped += 1
                     continue
-                by = tree.noticed_by(programs[1:])
+                by = tree.noticed_by(programs[1:], options.skip, options.timeout)
         finally:
             with open(path, "w") as file:
                 file.write(text)

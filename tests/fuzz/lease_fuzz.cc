@@ -9,12 +9,13 @@
 #include <set>
 
 #include "buffering/remote_store.h"
-#include "host/memd_soft.h"
 #include "tests/fuzz/frames.h"
+#include "tests/fuzz/lease_parts.h"
 
 namespace millrace::fuzz {
 namespace {
 
+using namespace lease;
 using namespace roce;
 using buffering::LeaseReply;
 using buffering::LeaseRequest;
@@ -24,53 +25,6 @@ using buffering::StoreEvent;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-constexpr uint32_t kMtu = 256, kSlot = 300, kIds = 16;
-constexpr size_t kPart = 4096, kGuard = 64;
-constexpr size_t kWireMax = 96, kHistoryMax = 16, kStepsMax = 120;
-constexpr uint8_t kGuardByte = 0xC7;
-constexpr size_t kStore = 0, kStranger = 3;  // between them the lenders
-
-IpAddress address_of(size_t who, bool v6) {
-  const uint8_t four[4] = {10, 0, 0, static_cast<uint8_t>(who + 1)};
-  uint8_t sixteen[16] = {0xFD};
-  sixteen[15] = static_cast<uint8_t>(who + 1);
-  return v6 ? IpAddress::from_v6(sixteen) : IpAddress::from_v4(four);
-}
-
-struct Flight {
-  size_t to;
-  Bytes bytes;
-};
-
-// A server that lends, or one that says that it does.
-struct Lender {
-  Lender(uint32_t parts_of_it, bool fake_one)
-      : parts(parts_of_it), fake(fake_one), memory(2 * kGuard + parts * kPart, kGuardByte) {}
-  std::span<uint8_t> lent() { return std::span(memory).subspan(kGuard, parts * kPart); }
-
-  uint32_t parts;
-  bool fake, alive = true;
-  uint64_t born = 0;
-  Bytes memory;
-  HeapFramePool pool{1024, 512, true};
-  std::unique_ptr<host::LeaseTable> table;
-  std::unique_ptr<host::SoftLender> lender;
-  std::unique_ptr<CmAgent> agent;  // a fake's
-};
-
-// The stranger's connection to a lender.
-struct Borrowed {
-  Qpn qpn;
-  Psn next;  // where he goes on
-  LeaseReply lease;
-  struct Question {
-    Psn first;
-    uint32_t packets;
-    uint64_t address, bytes;
-  };
-  std::vector<Question> asked;
-};
 
 class World {
  public:

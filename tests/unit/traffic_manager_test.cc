@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <map>
+#include <memory>
 
 #include "buffering/local_store.h"
 #include "roce/packet.h"
@@ -391,6 +392,79 @@ TEST(TrafficManager, APauseStopsItsPriorityOnlyAndRunsOut) {
   rig.tm->hear_pause(rig.pause(3, 0), 1, milliseconds(1) + nanoseconds(10));
   rig.tm->poll(milliseconds(1) + nanoseconds(10), rig.out);
   EXPECT_EQ(rig.take(), (std::map<int, int>{{3, 1}}));
+}
+
+// The watchdog looks four times in its detection time, no more often; what is stuck for that time is dropped,
+// and the queue is open again after as long a calm as its restoration time.
+TEST(TrafficManager, TheWatchdogLooksAtItsTimesAndNotAllTheTime) {
+  Rig rig;
+  rig.config.watchdog.detection = milliseconds(200), rig.config.watchdog.restoration = milliseconds(100);
+  rig.port(1).pfc[3] = true, rig.port(1).watchdog = true;
+  rig.port(1).speed_bps = 1'000'000'000;
+  rig.make();
+  rig.tm->hear_pause(rig.pause(3, 0xFFFF), 1, Time{});
+  rig.send(3, 1, 0, Time{});
+  Time now{}, dropped = kNever;
+  int polls = 0;
+  for (int i = 1; i <= 30; i++) {  // a pause of 33.6 ms every 20 ms, for 600 ms
+    for (; rig.tm->next_deadline() < milliseconds(20 * i) && polls < 1000; polls++) {
+      now = std::max(now, rig.tm->next_deadline());
+      rig.tm->poll(now, rig.out);
+      if (dropped == kNever && rig.dropped(1, 3, QueueDrop::kWatchdog) > 0) dropped = now;
+    }
+    now = milliseconds(20 * i);
+    rig.tm->hear_pause(rig.pause(3, 0xFFFF), 1, now);
+  }
+  EXPECT_TRUE(rig.out.empty());
+  EXPECT_GE(dropped, milliseconds(200));
+  EXPECT_LE(dropped, milliseconds(300));
+  EXPECT_EQ(rig.dropped(1, 3, QueueDrop::kWatchdog), 1u);
+  EXPECT_GE(polls, 11);  // 600 ms / 50 ms
+  EXPECT_LE(polls, 60);
+  // Closed as long as pauses come and 100 ms more.
+  rig.send(3, 1, 0, now);
+  EXPECT_EQ(rig.dropped(1, 3, QueueDrop::kWatchdog), 2u);
+  for (polls = 0; rig.tm->next_deadline() < milliseconds(850) && polls < 1000; polls++)
+    rig.tm->poll(now = std::max(now, rig.tm->next_deadline()), rig.out);
+  EXPECT_LE(polls, 20);
+  EXPECT_EQ(rig.tm->next_deadline(), kNever) << "nothing is left to watch";
+  rig.send(3, 1, 0, milliseconds(850));
+  EXPECT_EQ(rig.take(), (std::map<int, int>{{3, 1}}));
+}
+
+// What is spilled comes back once the queue has shrunk to `drain_on`: half of `drain_off` where only that is
+// given, half of ECN's Kmin where neither is, 32 KiB where there is no ECN either (BUFFERING.md).
+TEST(TrafficManager, SpilledFramesComeBackAtTheThresholdThatIsConfigured) {
+  const struct {
+    uint64_t on, off, ecn_min, expected;
+  } cases[] = {{0, 0, 0, 32768},
+               {0, 0, 40'000, 20'000},
+               {0, 50'000, 40'000, 25'000},
+               {10'000, 50'000, 0, 10'000},
+               {70'000, 30'000, 0, 30'000}};
+  for (const auto& each : cases) {
+    Rig rig;
+    PortConfig& port = rig.port(1);
+    port.rate_bps = 1'000'000'000;
+    port.queues[0].profile.static_th = 100'000, port.queues[0].profile.spill = true;
+    if (each.ecn_min != 0) port.queues[0].wred = WredProfile{each.ecn_min, 90'000, 0};
+    rig.config.spillway.enabled = true;
+    rig.config.spillway.dscp.set(0);
+    rig.config.spillway.drain_on = each.on, rig.config.spillway.drain_off = each.off;
+    rig.tm.emplace(rig.config, rig.pool, std::make_unique<LocalStore>(1 << 20, 1000, 1000));
+    for (int i = 0; i < 300; i++) rig.send(0, 1, 0, Time{});
+    EXPECT_GT(rig.tm->spillway()->counters().spilled.packets, 150u);
+    uint64_t bytes = 0;
+    Time now{};
+    for (int polls = 0; rig.tm->spillway()->counters().drained.packets == 0 && polls < 10'000; polls++) {
+      bytes = rig.tm->queue_bytes(1, 0);
+      now = std::max(now + nanoseconds(1), rig.tm->next_deadline());
+      rig.tm->poll(now, rig.out);
+    }
+    // Two checks of 10 µs each, in which 2,500 B leave, and a frame.
+    EXPECT_LE(bytes, each.expected + kFrame);
+    EXPECT_GE(bytes, each.expected - 2500 - 2 * kFrame) << each.on << " " << each.off << " " << each.ecn_min;
+  }
 }
 
 TEST(TrafficManager, OtherFramesAreNoPauses) {
