@@ -264,12 +264,14 @@ class SwitchTest(e2e.LabTest):
 
     def check_that_all_comes_back(self, ipv6):
         lab, memd = self.start(NAMESPACE, ipv6)
-        written = self.assert_all_in_order(lab, self.burst(lab, "soft", self.COUNT), self.COUNT)
-        self.assertEqual(self.lender(lab)["address"], Network.address(self.LENDER, ipv6=ipv6))
-        # What the lender itself has counted, too.
-        leases = self.wait_for(lambda: (of := lines(memd)[-1]["leases"]) and of[0]["reads"] >= written and of, 10,
-                               "the lender's count")
-        self.assertEqual((leases[0]["switch"], leases[0]["writes"]), (lab.switch_address(ipv6=ipv6), written))
+        self.assert_all_in_order(lab, self.burst(lab, "soft", self.COUNT), self.COUNT)
+        switch = self.lender(lab)
+        self.assertEqual(switch["address"], Network.address(self.LENDER, ipv6=ipv6))
+        # What the lender itself has counted, too. Bytes: packets share WRITEs and READs.
+        leases = self.wait_for(lambda: (of := lines(memd)[-1]["leases"]) and
+                               of[0]["bytes_read"] >= switch["bytes_read"] and of, 10, "the lender's count")
+        self.assertEqual((leases[0]["switch"], leases[0]["bytes_written"]),
+                         (lab.switch_address(ipv6=ipv6), switch["bytes_written"]))
         # A lease ends with the switch, and the switch does not wait for long.
         lab.stop_switch()
         self.wait_for(lambda: lines(memd)[-1]["leases_ended"] == 1, 10, "the lease's end")
