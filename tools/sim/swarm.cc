@@ -255,10 +255,12 @@ void Swarm::inject(const Fault& f) {
     case FaultKind::kLongSwitchStall:
       excuse_switch(sw);
       switch_back_at_ = std::max(switch_back_at_, until);
+      awake_[sw] = std::max(awake_[sw], until);
       return n.stall(fabric_.at(sw), until, f.rank == 1);
     case FaultKind::kSwitchStall:
     case FaultKind::kSwitchClockStop:
       excuse_impatient(f.duration);
+      awake_[sw] = std::max(awake_[sw], until);
       return n.stall(fabric_.at(sw), until, f.kind == FaultKind::kSwitchClockStop);
     case FaultKind::kAbort: {
       judges_.outcome.excuse(f.target, {check::kAborted}, {});

@@ -139,6 +139,7 @@ class Swarm final : private Observer {
   Time begin_{};                                       // of the plan's time
   std::map<std::pair<uint16_t, uint16_t>, Cut> cuts_;  // by switch and port
   std::optional<uint32_t> restarting_;                 // node
+  std::map<uint16_t, Time> awake_;                     // by switch: since when, or from when on
   std::set<uint32_t> down_;  // links by which a switch with queues has to send nothing
   std::array<uint64_t, kFaultKinds> injected_{};
   Random late_;

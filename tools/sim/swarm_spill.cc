@@ -27,8 +27,8 @@ void Swarm::check_spillway(uint16_t s) {
     if (cut.drained) books_.sent_down(now_ns(), who, *cut.drained, of.drained.packets);
     // What is read back from a lender may have to wait for that one's death.
     const Time patience = fabric_.lenders() == 0 ? Time{} : milliseconds(300);
-    books_.kept_down(now_ns(), who, of.resident.packets, (fabric_.now() - cut.since).count(),
-                     patience.count());
+    const Time since = std::max(cut.since, awake_[s]);
+    books_.kept_down(now_ns(), who, of.resident.packets, (fabric_.now() - since).count(), patience.count());
   }
 }
 
