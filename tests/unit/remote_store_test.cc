@@ -761,6 +761,17 @@ TEST(RemoteStore, NonsenseInItsConfigurationIsRefused) {
 }
 
 // Whatever a borrower asks for outside its part is refused, and its lease ends.
+TEST(RemoteStore, TheLargestThatItsConfigurationAllowsIsTaken) {
+  Rig r(1);
+  r.config.slot_bytes = 65535, r.config.reads_max = 255, r.config.again_max = r.config.again_min;
+  EXPECT_NO_THROW(r.start());
+  for (int i = 0; i < 2; i++) {
+    Rig more(1);
+    i == 0 ? more.config.slot_bytes = 65536 : more.config.reads_max = 256;
+    EXPECT_THROW(more.start(), Error);
+  }
+}
+
 TEST(SoftLender, GuardsWhatItLends) {
   const struct {
     uint64_t address;
