@@ -192,6 +192,34 @@ TEST(TrafficManager, DwrrSharesByWeightAndStrictGoesFirst) {
   EXPECT_NEAR(again.at(0), 100, 3);
 }
 
+// A queue that runs empty in its turn does not keep what is left of it: 100 × 512 bytes are 50 frames, for
+// one frame's turn before as for none.
+TEST(TrafficManager, WhatATurnOfDwrrLeavesOverIsNotKept) {
+  Rig rig;
+  rig.port(1).queues[1].scheduler.weight = 100;
+  rig.make();
+  rig.tm->set_room(1, 0);
+  rig.send(1, 1, 0, Time{});
+  for (int i = 0; i < 500; i++) rig.send(0, 1, 0, Time{});
+  std::string left;
+  const auto next = [&](uint32_t n) {
+    for (; n > 0; n--) {
+      rig.tm->set_room(1, 1);
+      rig.tm->poll(Time{}, rig.out);
+      left += static_cast<char>('0' + rig.take().begin()->first);
+    }
+  };
+  next(20);
+  ASSERT_NE(left.find('1'), std::string::npos);
+  rig.tm->set_room(1, 0);
+  for (int i = 0; i < 200; i++) rig.send(1, 1, 0, Time{});
+  left.clear();
+  next(120);
+  const size_t first = left.find('1');
+  ASSERT_LT(first, 5u);
+  EXPECT_NEAR(static_cast<double>(left.find('0', first) - first), 100 * 512.0 / kFrame, 1) << left;
+}
+
 TEST(TrafficManager, DwrrSharesBytesNotFrames) {
   Rig rig;
   rig.make();
