@@ -314,14 +314,16 @@ void Swarm::safety() {
 
 void Swarm::heal() {
   healed_ = true;
-  intact_from_ = fabric_.now() + milliseconds(100);
+  intact_from_ = fabric_.now() + seconds(1);  // as long as a spillway may keep something
   Network& n = fabric_.network();
   for (uint32_t l = 0; l < n.links(); l++) {
     n.faults(l) = LinkFaults{};
     n.set_down(l, false);
   }
-  for (auto& [where, cut] : cuts_)
-    for (uint32_t left = cut.times; left > 0; left--) tell_link(where.first, where.second, true);
+  for (auto& [where, cut] : cuts_) {
+    cut.times = 0;
+    tell_link(where.first, where.second);
+  }
   for (uint16_t i = 0; i < fabric_.lenders(); i++)
     if (fabric_.lender(i).gone()) fabric_.lender(i).restart(late_.next());
   for (auto& g : groups_) g->generations_max = 0;
@@ -360,10 +362,10 @@ void Swarm::final_round() {
   // lose it.
   for (const auto& [host, at] : crashed_at_)
     if (n.now() - at < plan_.fabric.engine.peer_dead + seconds(2)) excuse_host(host);
-  // So may a switch hold what its children have forgotten.
+  // So may a switch hold what its children, and hosts that have given it up meanwhile, have forgotten.
   if (switch_back_at_ >= Time{} && n.now() - switch_back_at_ < plan_.fabric.engine.peer_dead + seconds(2))
     for (const GroupPlan& g : plan_.groups)
-      if (g.tree)
+      if (g.tree || !plan_.modelled.empty())
         judges_.outcome.excuse(g.number, {check::kMemberLost, check::kUnreachable, check::kLate}, {});
   for (auto& g : groups_) {
     if (g->plan->refused) continue;

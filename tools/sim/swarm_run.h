@@ -105,13 +105,14 @@ class Swarm final : private Observer {
   void lender_fault(const Fault& f);
   void link_fault(const Fault& f);
   struct Cut {
-    Time since{};
     uint32_t times = 0;               // that it is down
+    bool told = false;                // to the switch
+    Time since{};                     // when it was
     std::set<check::Address> to;      // whom the switch then does not reach
     std::optional<uint64_t> drained;  // to the port, when it went down
   };
   void set_link(uint32_t link, const Fault& f, bool up);
-  void tell_link(uint16_t s, uint16_t port, bool up);
+  void tell_link(uint16_t s, uint16_t port);
   std::set<check::Address> beyond(uint16_t s, const Fault& f) const;
   void tell_restarted(uint16_t s);
   void end_leases();

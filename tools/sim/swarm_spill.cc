@@ -22,7 +22,7 @@ void Swarm::check_spillway(uint16_t s) {
                   fabric_.at(s).config().buffers->spillway.pool_size});
   books_.reserved(now_ns(), who + "'s store", spillway->store().used(), spillway->store().size());
   for (const auto& [where, cut] : cuts_) {
-    if (where.first != s || cut.times == 0) continue;
+    if (where.first != s || !cut.told) continue;
     const buffering::SpillCounters& of = spillway->counters(where.second);
     if (cut.drained) books_.sent_down(now_ns(), who, *cut.drained, of.drained.packets);
     // What is read back from a lender may have to wait for that one's death.
@@ -141,39 +141,43 @@ void Swarm::set_link(uint32_t link, const Fault& f, bool up) {
     const SwitchNode& node = fabric_.at(s);
     for (uint16_t port = 0; port < node.config().ports; port++) {
       if (n.link_of(node, port) / 2 != link / 2) continue;
-      cuts_[{s, port}].to = beyond(s, f);
-      tell_link(s, port, up);
+      Cut& cut = cuts_[{s, port}];
+      cut.to = beyond(s, f);
+      cut.times = up ? cut.times - 1 : cut.times + 1;
+      tell_link(s, port);
     }
   }
 }
 
-// A switch that stands still is told when it goes on.
-void Swarm::tell_link(uint16_t s, uint16_t port, bool up) {
+// As it is by then: a switch that stands still sees it when it goes on.
+void Swarm::tell_link(uint16_t s, uint16_t port) {
   Network& n = fabric_.network();
   SwitchNode& node = fabric_.at(s);
-  if (n.stalled(node))
-    return n.at(n.now() + milliseconds(1), [this, s, port, up] { tell_link(s, port, up); });
+  if (n.stalled(node)) return n.at(n.now() + milliseconds(1), [this, s, port] { tell_link(s, port); });
   Cut& cut = cuts_[{s, port}];
-  if (up && cut.times == 0) return;
-  cut.times = up ? cut.times - 1 : cut.times + 1;
+  const bool down = cut.times > 0;
+  if (down == cut.told) return;
+  cut.told = down;
   const uint32_t link = n.link_of(node, port);
-  if (!up && cut.times == 1) cut.since = n.now();
-  if (cut.times == 0) down_.erase(link);
-  if (cut.times > 0 && node.pipeline().buffers() != nullptr) down_.insert(link);
-  if (!up) wire_.link_down(now_ns(), own_[node.id()], cut.to);
-  node.act(
-      [&](switching::Pipeline& p, Time now, FrameList& out) { p.set_link(port, cut.times == 0, now, out); });
-  if (up) wire_.link_up(now_ns(), own_[node.id()], cut.to);
   const auto* buffers = node.pipeline().buffers();
-  if (!up && cut.times == 1 && buffers != nullptr && buffers->spillway() != nullptr)
+  if (!down) {
+    down_.erase(link);
+  } else {
+    cut.since = n.now();
+    if (buffers != nullptr) down_.insert(link);
+    wire_.link_down(now_ns(), own_[node.id()], cut.to);
+  }
+  node.act([&](switching::Pipeline& p, Time now, FrameList& out) { p.set_link(port, !down, now, out); });
+  if (!down) return wire_.link_up(now_ns(), own_[node.id()], cut.to);
+  if (buffers != nullptr && buffers->spillway() != nullptr)
     cut.drained = buffers->spillway()->counters(port).drained.packets;
-  if (!up && node.pipeline().remote() != nullptr) passage_.detour(node.id());
+  if (node.pipeline().remote() != nullptr) passage_.detour(node.id());
 }
 
 // A new boot sees its links as they are.
 void Swarm::tell_restarted(uint16_t s) {
   for (auto& [where, cut] : cuts_) {
-    if (where.first != s || cut.times == 0) continue;
+    if (where.first != s || !cut.told) continue;
     cut.drained = 0;
     cut.since = fabric_.now();
     fabric_.at(s).act([port = where.second](switching::Pipeline& p, Time now, FrameList& out) {

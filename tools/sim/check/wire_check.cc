@@ -568,6 +568,8 @@ void WireCheck::finish(int64_t at_ns, bool blocked, bool congestion) {
       if (c->from_switch.rnr_at >= 0) from = std::max(from, c->from_switch.rnr_at + kRnr_ns);
       // Whoever has said so itself need not be told.
       if (c->goodbye_at <= from || c->has_ended) continue;
+      // What an eager host claims to have seen, and lost with a link, is not sent again: the gap stays.
+      if (!c->terminal && c->from_switch.gap && eager_.contains(c->host)) continue;
       if (const Stream& s = c->from_switch; congestion) {
         from = std::max(from, s.acked < static_cast<int64_t>(s.sent.size()) ? INT64_MAX : s.acked_at);
         if (!c->terminal && from > g.terminal_at + kLinger_ns) continue;
@@ -579,6 +581,8 @@ void WireCheck::finish(int64_t at_ns, bool blocked, bool congestion) {
       const int64_t up_at = s.up_at >= s.down_at ? s.up_at : INT64_MAX, lingers = g.terminal_at + kLinger_ns;
       if (s.down_at <= lingers && up_at >= g.terminal_at) {
         if (!c->terminal && (up_at > lingers - turn_ns || up_at - s.down_at >= kLongCut_ns)) continue;
+        // One that was told down another stripe, as the link came up, has said goodbye to all.
+        if (!c->terminal && c->goodbye_at <= std::min(up_at, lingers) + turn_ns) continue;
         from = std::max(from, std::min(up_at, lingers));
       }
       if (!c->terminal || c->terminal_at > from + turn_ns)
