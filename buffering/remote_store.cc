@@ -161,7 +161,7 @@ bool RemoteStore::Impl::write(uint32_t id, Frame& frame) {
   FrameBuffer* b = frame.buffer();
   own_payload(b);
   assert(b->shared == nullptr);
-  const bool small = config.share_slots && b->length != 0 && b->length <= shared_bytes() / 2;
+  const bool small = b->length != 0 && b->length <= shared_bytes() / 2;
   if (Lender* l = small ? choose_open(b->length) : nullptr) {
     FrameBuffer* all = l->gathered.buffer();
     std::memcpy(all->data() + all->length, b->data(), b->length);

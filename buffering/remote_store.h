@@ -31,7 +31,6 @@ struct RemoteStoreConfig {
   std::vector<LenderConfig> lenders;
   uint32_t ids = 0;            // the caller's, see Store::write()
   uint32_t slot_bytes = 4224;  // the longest packet; a slot is taken whole
-  bool share_slots = true;     // by small packets that are written together
   uint32_t mtu = 4096;         // path MTU of the connections
   uint32_t writes_max = 1024;  // packets written to one lender and not acknowledged: each keeps its frame
   uint32_t reads_max = 16;     // in flight from one lender, if it grants as many

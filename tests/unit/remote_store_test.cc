@@ -51,7 +51,6 @@ struct Rig {
     config.ids = 4096;
     config.seed = seed;
     config.first_psn = 0xFFFFF0;
-    config.share_slots = false;  // where tests count slots, each packet has its own
     for (size_t i = 0; i < count; i++) add(bytes);
   }
   void add(size_t bytes, uint32_t parts = 1, uint32_t mtu_max = 4096) {
@@ -171,6 +170,11 @@ struct Rig {
     const bool taken = store->write(id, f, now);
     EXPECT_EQ(taken, !f);
     if (taken) kept[id] = std::move(copy);
+    if (!one_turn) {
+      FrameList out;
+      store->poll(now, out);
+      put(out, false, 0);
+    }
     return taken;
   }
   void read(uint32_t id) {
@@ -188,6 +192,7 @@ struct Rig {
   uint32_t loss = 0, repeat = 0, reorder = 0;
   Time now{}, delay = microseconds(10);
   uint64_t packets = 0, back = 0;
+  bool one_turn = false;      // all that is written is: small packets share slots; else each has its own
   bool marking = false;       // everything arrives marked "congestion experienced"
   uint64_t cnps[2] = {0, 0};  // to lenders, to the store
   HeapFramePool pool{8192};
@@ -287,7 +292,7 @@ TEST(RemoteStore, APacketOfFullLengthCrossesAsOne) {
 
 TEST(RemoteStore, SmallPacketsThatComeTogetherShareSlotsWritesAndReads) {
   Rig r(1);
-  r.config.share_slots = true;
+  r.one_turn = true;
   r.start_and_connect();
   const uint64_t before = r.store->status(0).packets_sent;
   // Four of 1000 bytes are one packet of 4000; what comes later does not join them.
@@ -312,7 +317,7 @@ TEST(RemoteStore, SmallPacketsThatComeTogetherShareSlotsWritesAndReads) {
 
 TEST(RemoteStore, OfASharedSlotAnyPacketMayBeReadOrGivenUp) {
   Rig r(1);
-  r.config.share_slots = true;
+  r.one_turn = true;
   r.start_and_connect();
   const auto give_up = [&](uint32_t id) {
     r.store->discard(id);
@@ -348,7 +353,7 @@ TEST(RemoteStore, TwoPacketsOfHalfTheMtuAndTheirHeadersAreOnePacket) {
     for (uint32_t without = 0; without <= lengths.size(); without++)
       for (const bool early : {true, false}) {
         Rig r(1);
-        r.config.share_slots = true;
+        r.one_turn = true;
         r.start_and_connect();
         const auto give_up = [&] {
           if (without == lengths.size()) return;
@@ -372,7 +377,7 @@ TEST(RemoteStore, TwoPacketsOfHalfTheMtuAndTheirHeadersAreOnePacket) {
         EXPECT_EQ(r.pool.in_use(), 0u);
       }
   Rig r(1);
-  r.config.share_slots = true;
+  r.one_turn = true;
   r.start_and_connect();
   ASSERT_TRUE(r.write(0, 62) && r.write(1, 2000) && r.write(2, 2097));  // one byte more than the first one's
   EXPECT_EQ(r.store->used(), 2u * 4224);
@@ -383,7 +388,7 @@ TEST(RemoteStore, TwoPacketsOfHalfTheMtuAndTheirHeadersAreOnePacket) {
 
 TEST(RemoteStore, ADeathLosesWhatIsGatheredAskedForAndUnderWay) {
   Rig r(1);
-  r.config.share_slots = true;
+  r.one_turn = true;
   r.config.ids = 4096;
   r.start_and_connect();
   for (uint32_t id = 0; id < 100; id++) ASSERT_TRUE(r.write(id, 700));
@@ -400,7 +405,7 @@ TEST(RemoteStore, ADeathLosesWhatIsGatheredAskedForAndUnderWay) {
   EXPECT_EQ(r.pool.in_use(), 0u);
   // And one that ends with all of this in it gives the frames back.
   Rig other(1);
-  other.config.share_slots = true;
+  other.one_turn = true;
   other.start_and_connect();
   for (uint32_t id = 0; id < 50; id++) ASSERT_TRUE(other.write(id, 700));
   FrameList out;
@@ -421,7 +426,7 @@ TEST_P(Wires, WhatIsWrittenComesBack) {
   if (GetParam() % 4 == 0) r.reorder = r.dice(10);
   r.config.mtu = GetParam() % 2 ? 4096 : 1024;
   r.config.peer_dead = seconds(20);  // what is lost here are packets, not lenders
-  r.config.share_slots = GetParam() % 3 != 0;
+  r.one_turn = GetParam() % 3 != 0;
   r.start_and_connect();
   uint32_t written = 0, next_id = 0;
   std::vector<uint32_t> held;
