@@ -401,7 +401,10 @@ class World {
     const size_t transport = v6 ? 14 + 40 + 8 : 14 + 20 + 8;
     for (size_t n = 1 + in.below(4); n > 0; n--)
       f.bytes[transport + in.u16() % (f.bytes.size() - transport)] ^= in.byte();
-    if (in.byte() & 1) f.bytes.resize(f.bytes.size() - in.byte() % (f.bytes.size() - transport));
+    if (in.byte() & 1) {
+      const size_t cut = in.byte() % (f.bytes.size() - transport);
+      f.bytes.erase(f.bytes.end() - static_cast<ptrdiff_t>(cut), f.bytes.end());
+    }
     repair(f.bytes);
     genuine = false;
     deliver(std::move(f));
