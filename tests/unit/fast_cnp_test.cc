@@ -38,7 +38,7 @@ class FastCnpTest : public testing::Test {
 
   Frame frame_of(const std::vector<uint8_t>& bytes) {
     Frame f = Frame::allocate(pool);
-    std::memcpy(f.buffer()->data(), bytes.data(), bytes.size());
+    std::copy(bytes.begin(), bytes.end(), f.buffer()->data());
     f.buffer()->length = static_cast<uint32_t>(bytes.size());
     return f;
   }
