@@ -8,7 +8,7 @@
 #include "roce/cm.h"
 #include "roce/cm_message.h"
 #include "roce/packet.h"
-#include "tests/fuzz/target.h"
+#include "tests/fuzz/wire.h"
 
 namespace millrace::fuzz {
 namespace {
@@ -84,11 +84,6 @@ void check_codec(std::span<const uint8_t> mad) {
   const auto again = decode_cm(encode_cm(*m));
   FUZZ_CHECK(again && again->header == m->header && again->body == m->body);
 }
-
-struct Flight {
-  size_t to;
-  Bytes bytes;
-};
 
 class World {
  public:

@@ -9,7 +9,6 @@
 #include <set>
 
 #include "buffering/remote_store.h"
-#include "tests/fuzz/frames.h"
 #include "tests/fuzz/lease_parts.h"
 
 namespace millrace::fuzz {
@@ -67,13 +66,13 @@ class World {
       case 2:
         return discard(more);
       case 3:
-        if (!wire.empty()) deliver(take(0));
+        if (!wire.empty()) deliver(take(wire, 0));
         return;
       case 4:
-        if (!wire.empty()) deliver(take(in.below(wire.size())));
+        if (!wire.empty()) deliver(take(wire, in.below(wire.size())));
         return;
       case 5:
-        if (!wire.empty()) take(in.below(wire.size()));
+        if (!wire.empty()) take(wire, in.below(wire.size()));
         return;
       case 6:
         if (!history.empty()) deliver(Flight(history[in.below(history.size())]));
@@ -121,12 +120,6 @@ class World {
   }
 
  private:
-  Flight take(size_t n) {
-    Flight f = std::move(wire[n]);
-    wire.erase(wire.begin() + static_cast<ptrdiff_t>(n));
-    return f;
-  }
-
   // A lender's process begins, or begins anew: with nothing of what it had.
   void start(Lender& l) {
     l.lender.reset(), l.agent.reset();
@@ -327,7 +320,7 @@ class World {
   void converse() {
     now += microseconds(10);
     poll();
-    for (size_t n = wire.size(); n > 0 && !wire.empty(); n--) deliver(take(0));
+    for (size_t n = wire.size(); n > 0 && !wire.empty(); n--) deliver(take(wire, 0));
   }
 
   // --- the lenders' lives -------------------------------------------------------------------------------
@@ -518,11 +511,7 @@ class World {
   void mutated(std::vector<Flight>& from) {
     if (from.empty()) return;
     Flight f = from[in.below(from.size())];
-    const size_t transport = v6 ? 14 + 40 + 8 : 14 + 20 + 8;
-    for (size_t n = 1 + in.below(4); n > 0; n--)
-      f.bytes[transport + in.u16() % (f.bytes.size() - transport)] ^= in.byte();
-    if (in.byte() & 1) f.bytes.resize(f.bytes.size() - in.byte() % (f.bytes.size() - transport));
-    repair(f.bytes);
+    mutate(f.bytes, v6, in);
     genuine = false;
     deliver(std::move(f));
   }

@@ -6,7 +6,7 @@
 
 #include "buffering/lease.h"
 #include "host/memd_soft.h"
-#include "tests/fuzz/target.h"
+#include "tests/fuzz/wire.h"
 
 namespace millrace::fuzz::lease {
 
@@ -15,18 +15,6 @@ inline constexpr size_t kPart = 4096, kGuard = 64;
 inline constexpr size_t kWireMax = 96, kHistoryMax = 16, kStepsMax = 120;
 inline constexpr uint8_t kGuardByte = 0xC7;
 inline constexpr size_t kStore = 0, kStranger = 3;  // between them the lenders
-
-inline IpAddress address_of(size_t who, bool v6) {
-  const uint8_t four[4] = {10, 0, 0, static_cast<uint8_t>(who + 1)};
-  uint8_t sixteen[16] = {0xFD};
-  sixteen[15] = static_cast<uint8_t>(who + 1);
-  return v6 ? IpAddress::from_v6(sixteen) : IpAddress::from_v4(four);
-}
-
-struct Flight {
-  size_t to;
-  Bytes bytes;
-};
 
 // A server that lends, or one that says that it does.
 struct Lender {

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "roce/queue_pair.h"
-#include "tests/fuzz/frames.h"
+#include "tests/fuzz/wire.h"
 
 namespace millrace::fuzz {
 namespace {
@@ -26,12 +26,6 @@ constexpr uint8_t kGuardByte = 0xC7;
 enum Side : size_t { kRequester = 0, kLender = 1 };
 using Kind = WorkRequest::Kind;
 
-IpAddress address_of(size_t side, bool v6) {
-  const uint8_t four[4] = {10, 0, 0, static_cast<uint8_t>(side + 1)};
-  uint8_t sixteen[16] = {0xFD};
-  sixteen[15] = static_cast<uint8_t>(side + 1);
-  return v6 ? IpAddress::from_v6(sixteen) : IpAddress::from_v4(four);
-}
 Qpn qpn_of(size_t side) { return Qpn{side == kRequester ? 5u : 77u}; }
 
 // What was posted, and what may come of it.
@@ -54,11 +48,6 @@ struct Operation {
 struct Grant {
   uint32_t at, length;
   bool last;
-};
-
-struct Flight {
-  size_t to;
-  Bytes bytes;
 };
 
 class World {
@@ -102,13 +91,13 @@ class World {
       case 4:
         return emit(kLender, 1 + more);
       case 5:
-        if (!wire.empty()) deliver(take(0));
+        if (!wire.empty()) deliver(take(wire, 0));
         return;
       case 6:
-        if (!wire.empty()) deliver(take(in.below(wire.size())));
+        if (!wire.empty()) deliver(take(wire, in.below(wire.size())));
         return;
       case 7:
-        if (!wire.empty()) take(in.below(wire.size()));
+        if (!wire.empty()) take(wire, in.below(wire.size()));
         return;
       case 8:
         if (!history.empty()) deliver(Flight(history[in.below(history.size())]));
@@ -156,12 +145,6 @@ class World {
   }
 
  private:
-  Flight take(size_t n) {
-    Flight f = std::move(wire[n]);
-    wire.erase(wire.begin() + static_cast<ptrdiff_t>(n));
-    return f;
-  }
-
   // --- posting ------------------------------------------------------------------------------------------
 
   uint32_t room() const { return requests_max - static_cast<uint32_t>(operations.size() - completed); }
@@ -398,14 +381,7 @@ class World {
   void mutated(std::vector<Flight>& from) {
     if (from.empty()) return;
     Flight f = from[in.below(from.size())];
-    const size_t transport = v6 ? 14 + 40 + 8 : 14 + 20 + 8;
-    for (size_t n = 1 + in.below(4); n > 0; n--)
-      f.bytes[transport + in.u16() % (f.bytes.size() - transport)] ^= in.byte();
-    if (in.byte() & 1) {
-      const size_t cut = in.byte() % (f.bytes.size() - transport);
-      f.bytes.erase(f.bytes.end() - static_cast<ptrdiff_t>(cut), f.bytes.end());
-    }
-    repair(f.bytes);
+    mutate(f.bytes, v6, in);
     genuine = false;
     deliver(std::move(f));
   }
@@ -465,7 +441,7 @@ class World {
   void converse(uint32_t rounds) {
     for (; rounds > 0; rounds--) {
       for (size_t s = 0; s < 2; s++) emit(s, 8);
-      while (!wire.empty()) deliver(take(0));
+      while (!wire.empty()) deliver(take(wire, 0));
     }
   }
 
