@@ -6,6 +6,7 @@
 #include <set>
 
 #include "switch/config_lenders.h"
+#include "switch/port_setup.h"
 
 namespace millrace::switching {
 
@@ -525,11 +526,9 @@ void read_qos(YamlMap& top, Config& config) {
   // Groups may have three quarters, and receive rings need some.
   b.frames_max = config.frame_count / 8;
   QosReader(top, config).read();
-  if (!top.map("qos").get("PORT").IsDefined()) return;
-  config.engine.line_rate = 0;
-  for (const auto& port : b.ports)
-    config.engine.line_rate =
-        std::max(config.engine.line_rate, port.rate_bps != 0 ? port.rate_bps : port.speed_bps);
+  // As far as the file says; the worker, which asks the devices, knows better.
+  const uint64_t fastest = adopt_speeds(b.ports, std::vector<uint64_t>(b.ports.size()));
+  if (fastest != 0) config.engine.line_rate = fastest;
 }
 
 void read_spillway(YamlMap& top, Config& config) {
