@@ -19,7 +19,7 @@ class LenderCheck {
   LenderCheck(Violations& violations, uint64_t slot_bytes)
       : violations_(violations), slot_bytes_(slot_bytes) {}
 
-  // A lease of one lender (`who`), by a number that this lender uses once.
+  // A lease, by a number that its lender uses once.
   void begun(uint32_t lender, uint64_t lease, uint64_t address, uint64_t bytes) {
     leases_[{lender, lease}] = {address, bytes, {}};
   }
